@@ -1,6 +1,7 @@
-"""The store and the planner brought to life: actors, transports and the client.
+"""The repository of models: its client, online updates, data-parallel trainings and Dask arrays.
 
-Names are imported when they are first used: a consumer outside the cluster imports `edge`, and no engine.
+Names are imported when they are first used. So `EdgeConsumer` works without Ray, and only `CheckpointCallback` needs
+Keras.
 """
 
 from __future__ import annotations

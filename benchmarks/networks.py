@@ -1,7 +1,7 @@
 """The papers' networks in Keras, at the sizes whose updates are measured, and a stand-in for their training.
 
 Rules
-- Shapes are those of the papers (docs/benchmarks.md); values are drawn at random, for no byte is ever compressed.
+- Shapes are those of the papers (docs/explanation/benchmarks.md). Values are random, because no byte is compressed.
 - `Training.step` changes every element of every tensor in its place, as an optimizer does; nobody trains for real.
 - Models are built without initial values: they are filled, or drawn, right after.
 """

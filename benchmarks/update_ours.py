@@ -73,7 +73,7 @@ class Ours(Party):
             made.stall_s,
             made.commit_s,
             exists - handed,
-            delivery.told_at - exists,
+            delivery.notified_at - exists,
             delivery.fetch_s,
             delivery.swap_s,
         )

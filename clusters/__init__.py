@@ -1,6 +1,6 @@
-"""How a cluster comes up, and the command line.
+"""Local clusters, lineage reports and the command line.
 
-Names are imported when they are first used: `tensorvine --help` needs no engine.
+Names are imported when they are first used, so `tensorvine --help` needs no engine.
 """
 
 from __future__ import annotations

@@ -38,21 +38,21 @@ Name = Annotated[
     typer.Option(
         "--name",
         "-n",
-        help="The repository's name. Without it: default, unless that is another user's.",
+        help="Name of the repository. Without it: 'default', unless it belongs to another user.",
         show_default=False,
     ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of a Ray. Without it and --scheduler: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS, else the Ray that "
-        "was started on this machine.",
+        help="HOST:PORT of a Ray cluster. Without --address and --scheduler: RAY_ADDRESS or DASK_SCHEDULER_ADDRESS, "
+        "otherwise the Ray that was started on this machine.",
         show_default=False,
     ),
 ]
 Scheduler = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="HOST:PORT of a Dask's scheduler, in place of --address.", show_default=False),
+    typer.Option(metavar="ADDRESS", help="HOST:PORT of a Dask scheduler, instead of --address.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -105,7 +105,7 @@ def running_at(address: str | None, scheduler: str | None) -> Place:
     place = place_of(address, scheduler)
     if place.address is None:
         raise RepositoryNotFoundError(
-            "expected a Ray that RAY_ADDRESS names or that was started on this machine; found none: give --address, or "
+            "expected a Ray cluster, from RAY_ADDRESS or started on this machine; found none: pass --address, or "
             "--scheduler for Dask, or start a Ray with `tensorvine up`"
         )
     return place
@@ -124,14 +124,16 @@ def place_of(address: str | None, scheduler: str | None, engine: EngineName | No
         typer.BadParameter: what is given does not go together, or names no Dask where one is wanted.
     """
     if address is not None and (scheduler is not None or engine is EngineName.DASK):
-        raise typer.BadParameter("a Ray's; expected none beside --scheduler or --engine dask", param_hint="--address")
+        raise typer.BadParameter(
+            "an address of Ray; expected it without --scheduler and --engine dask", param_hint="--address"
+        )
     if scheduler is not None and engine is EngineName.RAY:
-        raise typer.BadParameter("a Dask's; expected none beside --engine ray", param_hint="--scheduler")
+        raise typer.BadParameter("an address of Dask; expected it without --engine ray", param_hint="--scheduler")
     dask = os.environ.get("DASK_SCHEDULER_ADDRESS") or None
     ray = os.environ.get("RAY_ADDRESS") not in (None, "", "auto", "local")
     if engine is None and address is scheduler is None and dask is not None and ray:
         raise typer.BadParameter(
-            "expected --address or --scheduler, as RAY_ADDRESS names a Ray and DASK_SCHEDULER_ADDRESS a Dask"
+            "expected --address or --scheduler, because both RAY_ADDRESS and DASK_SCHEDULER_ADDRESS are set"
         )
     if scheduler is not None or engine is EngineName.DASK or (engine is address is None and dask is not None):
         return Place(EngineName.DASK, _scheduler(scheduler or dask))
@@ -166,8 +168,8 @@ def joined(place: Place) -> Generator[Engine]:
 def _scheduler(address: str | None) -> str:
     if address is None:
         raise typer.BadParameter(
-            "expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS beside dask; `dask scheduler` and `dask worker "
-            "HOST:PORT` start a cluster",
+            "expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS with dask; to start a cluster, run `dask "
+            "scheduler` and `dask worker HOST:PORT`",
             param_hint="--engine",
         )
     if ":" not in address:
@@ -186,7 +188,7 @@ def _running_ray() -> str | None:
     try:
         choice.door(EngineName.RAY)
     except EngineUnavailableError as exc:
-        raise EngineUnavailableError(f"{exc}, or name a Dask by --scheduler or DASK_SCHEDULER_ADDRESS") from exc
+        raise EngineUnavailableError(f"{exc}, or pass a Dask with --scheduler or DASK_SCHEDULER_ADDRESS") from exc
     from ..actors.engine.ray import embedded
 
     return embedded.running()

@@ -155,7 +155,7 @@ def write(texts: Mapping[str, str], folder: Path, force: bool) -> list[Path]:
     there = [name for name in texts if (folder / name).exists()]
     if there and not force:
         raise StorageError(
-            f"{folder}: expected none of the files there yet; found {', '.join(there)}: --force writes over"
+            f"{folder}: expected that none of the files exists; found {', '.join(there)}: --force overwrites them"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def write(texts: Mapping[str, str], folder: Path, force: bool) -> list[Path]:
             made.chmod(0o755 if name.endswith(".sh") else 0o644)
             made.replace(folder / name)
     except OSError as exc:
-        raise StorageError(f"{folder}: expected a folder to write to; {exc}") from exc
+        raise StorageError(f"{folder}: expected a writable folder; found {exc}") from exc
     return [folder / name for name in texts]
 
 
@@ -183,7 +183,7 @@ def _parts(value: str) -> dict[str, str]:
 
 def _checked(what: str, value: str, like: str) -> str:
     if not re.fullmatch(like, value, re.ASCII):
-        raise OptionError(f"{what}: expected what matches {like}; found {value!r}")
+        raise OptionError(f"{what}: expected a value that matches {like}; found {value!r}")
     return value
 
 

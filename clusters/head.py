@@ -119,9 +119,9 @@ def _await_address(process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
             return found[1]
         if process.poll() is not None:
             said = [line.strip() for line in text.splitlines() if line.strip()]
-            raise ShardUnavailableError(f"ray start --head: expected it to stay; it ended: {' / '.join(said[-3:])}")
+            raise ShardUnavailableError(f"ray start --head: expected it to run; it ended: {' / '.join(said[-3:])}")
         if not pauses.wait(deadline):
-            raise OperationTimeoutError(f"ray start --head: expected it to be up within {START_S:.0f} s; it was not")
+            raise OperationTimeoutError(f"ray start --head: expected it to start within {START_S:.0f} s; it did not")
 
 
 def _end(process: psutil.Process) -> None:
@@ -137,5 +137,5 @@ def _end(process: psutil.Process) -> None:
     _, left = psutil.wait_procs(left, timeout=STOP_S)
     if left:
         raise OperationTimeoutError(
-            f"Ray: expected its processes to end within {STOP_S:.0f} s; found {left} still there"
+            f"Ray: expected its processes to end within {STOP_S:.0f} s; found {left} still running"
         )

@@ -16,11 +16,11 @@ from ..actors.engine.ray.engine import RayEngine
 
 
 class LocalCluster:
-    """A Ray on this machine, as a context manager.
+    """A Ray on this machine, as a context manager. It uses a running Ray, or else starts one.
 
     Args:
-        object_store_bytes: capacity of the object store; None: a tenth of the memory, at most 2 GiB.
-        cpus: CPU slots; None: all cores.
+        object_store_bytes: Capacity of the object store of a new Ray. None means a tenth of the memory, at most 2 GiB.
+        cpus: Number of CPU slots of a new Ray. None means all cores.
 
     >>> with LocalCluster(object_store_bytes=1 << 30) as cluster:     # doctest: +SKIP
     ...     repo = Repository.start()
@@ -29,10 +29,10 @@ class LocalCluster:
     def __init__(self, *, object_store_bytes: int | None = None, cpus: int | None = None) -> None:
         self._opened = Opened("LocalCluster")
         self.started = embedded.attach_or_start(object_store_bytes, cpus)
-        """True when this object started the Ray that it uses."""
+        """Whether this object started the Ray that it uses."""
 
     def close(self) -> None:
-        """Stop the Ray that this object started. Does nothing in a forked child."""
+        """Stop the Ray if this object started it. Does nothing in a forked process."""
         if self._opened.close() and self.started:
             self.started = False
             RayEngine().leave()

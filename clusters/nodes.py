@@ -77,7 +77,7 @@ def check_there(engine: Engine, repository: str) -> None:
     Raises:
         RepositoryNotFoundError: it was stopped, or the cluster does not say: its head or its scheduler has ended.
     """
-    where = f"repository {repository!r}: expected it to go on"
+    where = f"repository {repository!r}: expected it to run"
     try:
         found = repositories(engine)
     except ShardUnavailableError as exc:

@@ -1,4 +1,4 @@
-"""When to update, which way to send, where to place, when to scale. Pure arithmetic."""
+"""Calculations for planning: update schedules, choice of transport, placement of metadata, and number of shards."""
 
 from .curves.curve import LossCurve, fit_loss_curve
 from .curves.forms import LossForm

@@ -50,7 +50,7 @@ def check_rule(rule: object) -> dict[str, float | str]:
         if isinstance(value, bool) or not isinstance(value, int | float | str) or value == "":
             raise OptionError(f"{where}; found {name!r}: {value!r:.100}")
         if not isinstance(value, str) and not (math.isfinite(value) and value > 0):
-            raise OptionError(f"{where}, an amount above 0; found {name!r}: {value!r}")
+            raise OptionError(f"{where} with amounts above 0; found {name!r}: {value!r}")
         checked[name] = value
     return checked
 

@@ -61,10 +61,10 @@ def check_own(repository: str, owner: Owner | None, user: Owner) -> None:
 
     >>> check_own("default", Owner("ada", 1000, "node-7"), Owner("bob", 1001, "node-8"))
     Traceback (most recent call last):
-    tensorvine.store.errors.ForeignRepositoryError: repository 'default': expected one of bob (user 1001) on node-8; ...
+    tensorvine.store.errors.ForeignRepositoryError: repository 'default': expected owner bob (user 1001) on node-8; ...
     """
     if owner is not None and not owner.is_same(user):
         raise ForeignRepositoryError(
-            f"repository {repository!r}: expected one of {user}; found that of {owner}: ask for it by its name, as in "
-            f"Repository.connect({repository!r}) or --name {repository}, or start one under another name"
+            f"repository {repository!r}: expected owner {user}; found owner {owner}: pass its name to use it, as in "
+            f"Repository.connect({repository!r}) or --name {repository}, or start a repository with another name"
         )

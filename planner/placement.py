@@ -11,14 +11,16 @@ from hashlib import blake2b
 
 
 def home_of(name: str, shards: Sequence[int]) -> int:
-    """Choose the shard that keeps the metadata of `name`.
+    """Return the shard that stores the metadata of a model.
+
+    The shard is chosen by rendezvous hashing. If a shard joins or leaves, few models change their shard.
 
     Args:
-        name: a model's name, without its version: all versions have one home.
-        shards: indices of the shards that may keep it.
+        name: Name of the model. All versions of a model have the same shard.
+        shards: Numbers of the available shards, in any order.
 
     Raises:
-        ValueError: there is no shard.
+        ValueError: if there are no shards.
 
     >>> home_of("digits", [0]), home_of("digits", [0, 1, 2]) == home_of("digits", [2, 1, 0])
     (0, True)

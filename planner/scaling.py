@@ -21,18 +21,18 @@ SLACK = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ScalePolicy:
-    """When shards join and drain.
+    """A policy for the number of shards: when shards are added (join) and removed (drain).
 
     Args:
-        least: shards that stay whatever happens; from 1.
-        most: shards that there may be; None: one per node.
-        full: part of the shards' memory, above 0 and at most 1, that may be in use.
-        requests_per_s: what a shard should answer in a second at most.
-        join_after_s: seconds for which more must be needed.
-        drain_after_s: seconds for which fewer must do.
+        least: Minimum number of shards, at least 1.
+        most: Maximum number of shards. None means one per node.
+        full: Share of the shards' memory that may be in use before a shard is added, above 0 and at most 1.
+        requests_per_s: Requests per second that a shard may receive before another is added.
+        join_after_s: Seconds for which more shards must be needed before they are added.
+        drain_after_s: Seconds for which fewer shards must be sufficient before one is removed.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: if an argument is out of range.
 
     >>> ScalePolicy(least=2, most=8).bound(nodes=3), ScalePolicy().bound(nodes=3)
     (8, 3)
@@ -51,19 +51,19 @@ class ScalePolicy:
             (self.least < 1, f"least: expected at least 1 shard; found {self.least}"),
             (
                 self.most is not None and self.most < self.least,
-                f"most: expected at least least={self.least}; found {self.most}",
+                f"most: expected at least {self.least}, the value of least; found {self.most}",
             ),
-            (not 0 < self.full <= 1, f"full: expected above 0 and at most 1; found {self.full}"),
-            (not self.requests_per_s > 0, f"requests_per_s: expected above 0; found {self.requests_per_s}"),
-            (not self.join_after_s >= 0, f"join_after_s: expected from 0; found {self.join_after_s}"),
-            (not self.drain_after_s >= 0, f"drain_after_s: expected from 0; found {self.drain_after_s}"),
+            (not 0 < self.full <= 1, f"full: expected a share above 0 and at most 1; found {self.full}"),
+            (not self.requests_per_s > 0, f"requests_per_s: expected a number above 0; found {self.requests_per_s}"),
+            (not self.join_after_s >= 0, f"join_after_s: expected at least 0; found {self.join_after_s}"),
+            (not self.drain_after_s >= 0, f"drain_after_s: expected at least 0; found {self.drain_after_s}"),
         ]
         for wrong, text in problems:
             if wrong:
                 raise ValueError(f"{where}: {text}")
 
     def bound(self, nodes: int) -> int:
-        """Return the most shards there may be on so many nodes."""
+        """Return the maximum number of shards for a number of nodes."""
         return max(self.most if self.most is not None else nodes, self.least)
 
 

@@ -128,7 +128,7 @@ class Topology:
         """
         left = tuple(shard for shard in self.shards if shard not in leaving)
         if not left:
-            raise ValueError(f"drain of {list(leaving)}: expected a shard to be left; {list(self.shards)} are all")
+            raise ValueError(f"drain of {list(leaving)}: expected a shard to be left; found only {list(self.shards)}")
         gone = {**self.gone, **dict.fromkeys(leaving, left)}
         return self._next(shards=left, former=self.shards, gone=gone, leaving=())
 

@@ -1,4 +1,4 @@
-"""What a model is and how it is stored. Pure: no engine, no sockets, no threads of its own."""
+"""The data model: model graphs, references, codecs and retention policies. It uses no engine, sockets or threads."""
 
 from .codecs.blocks import Encoded
 from .codecs.codec import Codec

@@ -48,7 +48,7 @@ _LABELLED = frozenset(("pandas", "polars", "xarray", "pint"))
 _KIND: Callable[[object], type[object]] = type
 _DTYPE_NAME = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 _EXPECTED = "an array of numbers or booleans"
-_FILLED = "expected a writable array of NumPy, or a PyTorch tensor on the CPU"
+_FILLED = "expected a writable NumPy array or PyTorch CPU tensor"
 
 
 def as_numpy(value: object, where: str) -> Array:
@@ -112,7 +112,7 @@ def memory_of(value: object, where: str) -> Array:
         _check_numbers(array, kind.__qualname__, where)
     flags = array.flags
     if not flags.writeable:
-        raise TensorMismatchError(f"{where}: {_FILLED}; found {kind.__qualname__} that is read-only")
+        raise TensorMismatchError(f"{where}: {_FILLED}; found a read-only {kind.__qualname__}")
     if not flags.c_contiguous and _overlaps_itself(array):
         raise TensorMismatchError(f"{where}: {_FILLED}; found elements that share memory: strides {array.strides}")
     return array
@@ -130,11 +130,11 @@ def _shown_memory(value: object, where: str) -> Array:
             raise
         except Exception as exc:
             raise _no_numbers(value, exc, where) from exc
-        raise TensorMismatchError(f"{where}: {_FILLED}; found one whose numbers have to be copied")
+        raise TensorMismatchError(f"{where}: {_FILLED}; found a tensor whose numbers have to be copied")
     if isinstance(value, np.ma.MaskedArray):
         raise TensorMismatchError(f"{where}: {_FILLED}; found {name}: its mask would not be filled")
     if "tensorflow" in origins:
-        raise TensorMismatchError(f"{where}: {_FILLED}; found {name} that is read-only")
+        raise TensorMismatchError(f"{where}: {_FILLED}; found a read-only {name}")
     try:
         return cast(Array, np.asarray(value if isinstance(value, np.ndarray) else memoryview(cast(Any, value))))
     except (TypeError, ValueError, BufferError):
@@ -189,7 +189,7 @@ def _check_bare(value: object, where: str, depth: int = 0) -> None:
         if not kind.__module__.startswith("numpy"):
             more = ", ".join(sorted(map(str, getattr(cast(object, value), "__dict__", ()))))
     elif labelled := _origins_of(kind) & _LABELLED:
-        more = f"what {min(labelled)} has beside its numbers"
+        more = f"the labels, missing values or units of {min(labelled)}"
     elif getattr(value, "null_count", 0):  # of PyArrow
         more = "its missing values"
     if more:
@@ -240,14 +240,14 @@ def dtype_name(dtype: object) -> str:
     try:
         found = np.dtype(cast(Any, dtype))
     except TypeError as exc:
-        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype!r}") from exc
+        raise TensorMismatchError(f"dtype: expected a dtype of numbers or booleans; found {dtype!r}") from exc
     return _name_of(found)
 
 
 @lru_cache(maxsize=256)
 def _name_of(dtype: np.dtype[np.generic]) -> str:
     if not _storable(dtype):
-        raise TensorMismatchError(f"dtype: expected one of numbers or booleans; found {dtype}")
+        raise TensorMismatchError(f"dtype: expected a dtype of numbers or booleans; found {dtype}")
     return dtype.name
 
 
@@ -294,7 +294,7 @@ def nbytes_of(name: str, shape: Sequence[int]) -> int:
     if shape and (len(shape) > MOST_AXES or min(shape) < 0):
         found = f"{len(shape)}: {tuple(shape[:8])}"
         raise TensorMismatchError(
-            f"array of {name}: expected at most {MOST_AXES} axes of lengths from 0; found {found}"
+            f"array of {name}: expected at most {MOST_AXES} axes with lengths of at least 0; found {found}"
         )
     return math.prod(shape) * itemsize
 
@@ -342,7 +342,7 @@ def checked(tensors: Mapping[str, object], expected: Mapping[str, tuple[str, tup
     for name, value in tensors.items():
         if name not in expected:
             known = ", ".join(list(expected)[:8]) + (", ..." if len(expected) > 8 else "")
-            raise TensorNotFoundError(f"tensor {name!r}: expected a tensor of the model ({known}); found no such")
+            raise TensorNotFoundError(f"tensor {name!r}: expected a tensor of the model ({known}); found no such name")
         array = as_numpy(value, f"tensor {name!r}")
         dtype, shape = expected[name]
         found = _name_of(array.dtype)

@@ -1,35 +1,34 @@
-"""The tree of errors.
+"""The errors that TensorVine raises.
 
-Every error derives from `TensorVineError` and from the builtin that a caller would catch for it, so that
-`except KeyError` and `except TensorVineError` both work. A message says what was expected, what was found
-and where.
+Every error derives from `TensorVineError` and from a built-in exception, so both `except TensorVineError` and, for
+example, `except KeyError` catch it. A message states where the error occurred, the expected value and the found value.
 
     TensorVineError
-    ├── ModelNotFoundError(KeyError)           no such name or version, or it was retired
-    ├── TensorNotFoundError(KeyError)          the model has no such tensor or layer
-    ├── GraphError(ValueError)                 a cycle, a dangling input, layers that do not match
-    ├── InvalidNameError(ValueError)           a malformed model name or reference
-    ├── TensorMismatchError(ValueError)        another shape, dtype or kind of array than expected
-    ├── OptionError(ValueError)                an option of a call that is out of its range
-    ├── StoreFullError(MemoryError)            a save that cannot fit in the store
-    ├── CorruptDataError(OSError)              stored bytes that are not what was written
-    ├── StorageError(OSError)                  a path, file or disk that cannot be used
-    ├── CodecError(ValueError)                 codecs that do not fit together, or not with a tensor
-    ├── CodecUnavailableError(ImportError)     a codec whose package is not installed
-    ├── EngineUnavailableError(ImportError)    Ray or Dask is not installed
-    ├── ShardUnavailableError(ConnectionError) a shard died or does not answer
-    │   └── EngineStoppedError             the engine, such as Ray, was shut down in this process
-    ├── ModelLostError(LookupError)            was held only by a shard that died
-    ├── RepositoryNotFoundError(LookupError)   no repository of that name runs
-    ├── ForeignRepositoryError(PermissionError) another user's, and not asked for by name
-    ├── PeerLostError(ConnectionError)         a member of a collective group died or left
-    ├── ForkError(RuntimeError)                a fork of a training did not come about
-    ├── ClosedError(RuntimeError)              a client that was closed, or a forked child's copy of one
-    ├── MovedError(LookupError)                it is on another shard now; clients repeat it there by themselves
-    ├── OperationTimeoutError(TimeoutError)    a wait ended before what it waited for
-    └── CollectiveError(RuntimeError)          a call of `ray.util.collective` failed in one of our groups
+    ├── ModelNotFoundError(KeyError)            the name or version does not exist, or it was retired
+    ├── TensorNotFoundError(KeyError)           the model has no such tensor or layer
+    ├── GraphError(ValueError)                  a graph or a recipe is invalid, or layers do not match
+    ├── InvalidNameError(ValueError)            a model name or reference is malformed
+    ├── TensorMismatchError(ValueError)         an array has an unexpected shape, dtype or type
+    ├── OptionError(ValueError)                 an option is out of range or does not fit the running repository
+    ├── StoreFullError(MemoryError)             there is not enough memory for a save, a load or a shard
+    ├── CorruptDataError(OSError)               stored bytes are damaged
+    ├── StorageError(OSError)                   a path, file or disk cannot be used
+    ├── CodecError(ValueError)                  codecs do not fit together, or do not fit a tensor
+    ├── CodecUnavailableError(ImportError)      an optional package, such as that of a codec, is not installed
+    ├── EngineUnavailableError(ImportError)     Ray or Dask is not installed
+    ├── ShardUnavailableError(ConnectionError)  a shard or the planner died or does not answer
+    │   └── EngineStoppedError                  the engine (Ray or Dask) was shut down in this process
+    ├── ModelLostError(LookupError)             the version existed, but its bytes are lost
+    ├── RepositoryNotFoundError(LookupError)    no repository with this name is running
+    ├── ForeignRepositoryError(PermissionError) the repository belongs to another user; pass its name to use it
+    ├── PeerLostError(ConnectionError)          a member of a collective group died or left
+    ├── ForkError(RuntimeError)                 a fork of a training failed
+    ├── ClosedError(RuntimeError)               a client was closed, or is a copy in a forked process
+    ├── MovedError(LookupError)                 the data is on another shard; clients retry there automatically
+    ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
+    └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
 
-An error that is kept for later goes through `without_frames` first.
+Pass an error that is stored for later through `without_frames` first.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
 def shown(text: str) -> str:
-    """Return a foreign text for a message or a log, with characters that are not printable escaped.
+    """Escape the characters of a text that are not printable, for use in a message or a log.
 
     >>> shown("a name"), shown("a\\nline\\x1b[2J")
     ('a name', 'a\\\\nline\\\\x1b[2J')
@@ -50,105 +49,108 @@ def shown(text: str) -> str:
 
 
 class TensorVineError(Exception):
-    """Base of all errors that TensorVine raises on purpose."""
+    """Base class of all TensorVine errors."""
 
     def __str__(self) -> str:
-        """Return the plain message; KeyError would put it in quotes."""
+        """Return the message without the quotes that KeyError adds."""
         return str(self.args[0]) if len(self.args) == 1 else super().__str__()
 
 
 class ModelNotFoundError(TensorVineError, KeyError):
-    """No such model: the name or the version was never saved, or it was retired."""
+    """Raised if a model name or version was never saved, or was retired."""
 
 
 class TensorNotFoundError(TensorVineError, KeyError):
-    """The model has no such tensor or layer."""
+    """Raised if a model has no tensor or layer of the given name."""
 
 
 class GraphError(TensorVineError, ValueError):
-    """A graph is not one: a cycle, a dangling input, a duplicate name, or layers that do not match."""
+    """Raised if a graph or a recipe is invalid: a cycle, an unknown input, a duplicate name, or mismatched layers."""
 
 
 class InvalidNameError(TensorVineError, ValueError):
-    """A model's name or reference is malformed."""
+    """Raised if a model name or reference is malformed."""
 
 
 class TensorMismatchError(TensorVineError, ValueError):
-    """A tensor has another shape or dtype than expected, or is no array that can be stored."""
+    """Raised if a tensor has an unexpected shape or dtype, or is not an array that can be stored."""
 
 
 class OptionError(TensorVineError, ValueError):
-    """An option of a call is out of its range, or of another kind than it takes."""
+    """Raised if an option is out of range, of the wrong type, or different from that of the running repository."""
 
 
 class StoreFullError(MemoryError, TensorVineError):
-    """A save is larger than what the store can hold."""
+    """Raised if there is not enough memory for a save, a load or a shard. The message states which limit was hit."""
 
     __str__ = TensorVineError.__str__
 
 
 class CorruptDataError(TensorVineError, OSError):
-    """Stored bytes are not what was written."""
+    """Raised if stored bytes are damaged."""
 
 
 class StorageError(TensorVineError, OSError):
-    """A path, a file or a disk cannot be used: full, no permission, read-only, in use, not a directory."""
+    """Raised if a path, file or disk cannot be used: full, read-only, in use, no permission, not a directory."""
 
 
 Unreadable = CorruptDataError | StorageError
-"""Why a file cannot be read: it never can, or not now."""
+"""The errors of a file that cannot be read: `CorruptDataError` is permanent, `StorageError` may be temporary."""
 
 
 class CodecError(TensorVineError, ValueError):
-    """Codecs do not fit together, or a codec does not fit what it is given."""
+    """Raised if codecs cannot be combined, or if a codec does not fit its input."""
 
 
 class CodecUnavailableError(TensorVineError, ImportError):
-    """A codec needs a package that is not installed."""
+    """Raised if an optional package is not installed, such as that of a codec, a file format or Redis."""
 
 
 class EngineUnavailableError(TensorVineError, ImportError):
-    """What runs the actors, Ray or Dask, is not installed."""
+    """Raised if the engine (Ray or Dask) is not installed."""
 
 
 class ShardUnavailableError(TensorVineError, ConnectionError):
-    """A shard died or does not answer; what it was asked to do may or may not have happened."""
+    """Raised if a shard or the planner died or does not answer. The requested change may or may not have been made."""
 
 
 class EngineStoppedError(ShardUnavailableError):
-    """The engine, such as Ray, was shut down in this process: no call of it can succeed, and none is repeated."""
+    """Raised if the engine (Ray or Dask) was shut down in this process. Calls are not retried."""
 
 
 class ModelLostError(TensorVineError, LookupError):
-    """The model was committed, but only a shard that has died held it."""
+    """Raised if a version was committed, but its bytes are lost, for example because the only shard with them died."""
 
 
 class RepositoryNotFoundError(TensorVineError, LookupError):
-    """No repository of that name runs in this cluster."""
+    """Raised if no repository with the given name is running in the cluster."""
 
 
 class ForeignRepositoryError(TensorVineError, PermissionError):
-    """The repository is another user's, and was not asked for by name; the message says whose, and how to ask."""
+    """Raised if no name was given and the running repository belongs to another user.
+
+    The message names the owner. To use the repository, pass its name.
+    """
 
 
 class PeerLostError(TensorVineError, ConnectionError):
-    """A member of a collective group died or left; the message names it."""
+    """Raised if a member of a collective group died or left. The message names the member."""
 
 
 class ForkError(TensorVineError, RuntimeError):
-    """A fork of a training did not come about; the message names who failed. The training goes on."""
+    """Raised if a fork of a training fails. The message names the cause. The training continues."""
 
 
 class ClosedError(TensorVineError, RuntimeError):
-    """A repository or another client was used after its `close`, or in a forked child of the process that made it."""
+    """Raised if a repository or another client is used after `close`, or in a fork of the process that created it."""
 
 
 class MovedError(TensorVineError, LookupError):
-    """What was asked for is on another shard now, or on its way there. Clients ask there by themselves.
+    """Raised if the requested data moved to another shard, or is being moved. Clients retry there automatically.
 
     Args:
-        message: what was asked for, and where.
-        version: of the topology by which the shard that refused goes.
+        message: The error message.
+        version: Version number of the topology that the answering shard uses.
     """
 
     def __init__(self, message: str, version: int = 0) -> None:
@@ -156,26 +158,26 @@ class MovedError(TensorVineError, LookupError):
         self.version = version
 
     def __str__(self) -> str:
-        """Return the plain message."""
+        """Return the message."""
         return str(self.args[0])
 
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
-    """A wait ended before what it waited for; the message names who was waited for."""
+    """Raised if an operation does not finish in time. The message names the operation or process that was awaited."""
 
 
 class CollectiveError(TensorVineError, RuntimeError):
-    """A call of `ray.util.collective` failed in one of our groups, or a group of it could not be joined.
+    """Raised if a call of `ray.util.collective` fails in a TensorVine group, or if such a group cannot be joined.
 
-    What has a kind above, such as a member that died, is an error of both kinds.
+    If a more specific error of this module also applies, such as `PeerLostError`, the exception is an instance of both.
     """
 
 
 def without_frames(error: _Error) -> _Error:
-    """Have an error, and those that led to it, hold nothing of the calls that raised it, and give it back.
+    """Clear the local variables in the tracebacks of an error and of its causes, and return the error.
 
-    Who keeps an error keeps the variables of these calls. Some are views of a shard's memory, which stays locked as
-    long as they live. The traceback still says where it was raised.
+    A stored error would otherwise keep these variables alive. Some of them are views of a shard's memory, which stays
+    locked until they are freed. The traceback still shows where the error was raised.
     """
     seen: set[int] = set()
     waiting: list[BaseException] = [error]

@@ -64,11 +64,11 @@ def optional(name: str, path: object, extra: str) -> ModuleType:
     """Import a package that reads or writes a file.
 
     Raises:
-        CodecUnavailableError: the package is not installed; the message names the extra that brings it.
+        CodecUnavailableError: if the package is not installed. The message names the extra that installs it.
     """
     try:
         return importlib.import_module(name)
     except ImportError as exc:
         raise CodecUnavailableError(
-            f"{path}: expected the package {name!r}, which reads it; it is not installed: {to_install(extra)}"
+            f"{path}: expected the package {name!r} for this format; it is not installed: {to_install(extra)}"
         ) from exc

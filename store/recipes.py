@@ -52,14 +52,14 @@ def framework_of(recipe: str) -> Literal["keras", "torch"]:
     'torch'
     >>> framework_of(note_of("it holds a lambda"))
     Traceback (most recent call last):
-    tensorvine.store.errors.GraphError: expected a model that can be built again; it was saved without a recipe, ...
+    tensorvine.store.errors.GraphError: expected a model with a recipe to build it; it was saved without one: ...
     """
     try:
         entries = jsontext.mapping(recipe, "recipe")
     except CorruptDataError as exc:
-        raise GraphError(f"recipe: expected what recipe_of writes; found {exc}") from exc
+        raise GraphError(f"recipe: expected a text from recipe_of; found {exc}") from exc
     if _NOTE in entries:
-        raise GraphError(f"expected a model that can be built again; it was saved without a recipe, {entries[_NOTE]}")
+        raise GraphError(f"expected a model with a recipe to build it; it was saved without one: {entries[_NOTE]}")
     return "torch" if TORCH in entries else "keras"
 
 

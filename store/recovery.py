@@ -123,7 +123,7 @@ def relearn(state: ShardState, manifest: Manifest, files: Mapping[SegmentId, Seq
     missing = [segment for segment in new if segment not in files]
     if missing:
         raise ModelLostError(
-            f"shard {state.index}: expected files of the segments that {manifest.header.ref} names; {missing} have none"
+            f"shard {state.index}: expected files of all segments of {manifest.header.ref}; found no files of {missing}"
         )
     _restore(state, new, files)
 
@@ -182,7 +182,7 @@ def readmit(
 
 
 def _no_graph(ref: ModelRef, error: GraphError) -> CorruptDataError:
-    return CorruptDataError(f"{manifest_name(ref)}: expected an architecture; {error}")
+    return CorruptDataError(f"{manifest_name(ref)}: expected an architecture; found {error}")
 
 
 def _note(state: ShardState, manifest: Manifest, needs: dict[SegmentId, _Need]) -> None:

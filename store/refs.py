@@ -35,10 +35,10 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True, order=True, slots=True)
 class ModelRef:
-    """One version of one model, as in `digits@3`. Ordered by name, then version.
+    """A reference to one version of a model, written `digits@3`. References sort by name, then by version.
 
     Raises:
-        InvalidNameError: the name is malformed or the version is not an integer from 1.
+        InvalidNameError: if the name is malformed, or the version is not an integer of at least 1.
 
     >>> ModelRef.parse("digits@3")
     ModelRef('digits@3')
@@ -47,15 +47,15 @@ class ModelRef:
     """
 
     name: str
-    """The model's name."""
+    """Name of the model."""
     version: int
-    """Counts up from 1 per name."""
+    """Version number. The versions of a name are numbered from 1."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
         if not _is_version(self.version):
             raise InvalidNameError(
-                f"version of model {self.name!r}: expected an integer from 1; found {self.version!r}"
+                f"version of model {self.name!r}: expected an integer of at least 1; found {self.version!r}"
             )
 
     def __str__(self) -> str:
@@ -66,7 +66,11 @@ class ModelRef:
 
     @classmethod
     def parse(cls, text: str) -> ModelRef:
-        """Read `name@version`; a text without a version is an error here."""
+        """Create a reference from text of the form `name@version`.
+
+        Raises:
+            InvalidNameError: if the text is malformed or has no version.
+        """
         name, version = split_ref(text)
         if version is None:
             raise InvalidNameError(f"model reference: expected 'name@version'; found {text[:250]!r}")

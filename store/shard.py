@@ -324,7 +324,7 @@ class ShardState(VersionTable):
         moved = {name: self._names[name] for name in names if name in self._names}
         if any(ref.name in moved for ref in self._begun):
             raise ValueError(
-                f"shard {self.index}: expected no commit on its way; found {sorted(map(str, self._begun))}"
+                f"shard {self.index}: expected no commit in progress; found {sorted(map(str, self._begun))}"
             )
         facts = {name: MovedName(n.next_version, tuple(n.warm), tuple(n.lost)) for name, n in moved.items()}
         ledger = self.ledger.told(moved)

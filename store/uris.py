@@ -90,8 +90,8 @@ def check_credentials(uri: str) -> None:
     user, _, host = authority.rpartition("@")
     if (":" in authority and "@" in later) or "@" in user or ":" in host:
         raise StorageError(
-            f"{without_credentials(uri)}: expected the '/', '@', '?' and '#' of a secret percent-encoded ('/' as "
-            "'%2F', '@' as '%40'), and so any '@' behind it; found a URI that does not say where its secret ends"
+            f"{without_credentials(uri)}: expected the '/', '@', '?' and '#' in a secret, and each '@' after it, to be "
+            "percent-encoded ('/' as '%2F', '@' as '%40'); found a URI in which the end of the secret is ambiguous"
         )
 
 

@@ -76,7 +76,7 @@ class Deadline:
         """
         left = self.at - time.monotonic()
         if left <= 0.0:
-            raise OperationTimeoutError(f"{what}: expected to finish within its timeout; it ran out")
+            raise OperationTimeoutError(f"{what}: expected to finish within its timeout; it did not")
         return left
 
     @property

@@ -104,5 +104,5 @@ def _view(hello: Hello) -> MemoryView | None:
     try:
         return MemoryView(hello.pid, hello.memory_fd, hello.memory_file, hello.capacity)
     except OSError as exc:
-        log.warning("shard %d: its memory cannot be opened, its blocks are carried: %s", hello.index, exc)
+        log.warning("shard %d: cannot map its memory, tensors are copied by other transports: %s", hello.index, exc)
         return None

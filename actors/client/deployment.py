@@ -58,12 +58,12 @@ Closes = tuple[Callable[[], None], ...]
 
 
 class Deployment:
-    """A repository's planner and shards, and one client that is connected to them.
+    """The part of a repository's client that starts, scales and stops the repository.
 
     Args:
-        engine: what runs them.
-        name: the repository's.
-        launched: what this client started of them; None: nothing.
+        engine: The engine that runs the repository's actors.
+        name: Name of the repository.
+        launched: The actors that this client started. None means that it only connected.
     """
 
     def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
@@ -92,58 +92,59 @@ class Deployment:
         nodes: NodeRule | None = None,
         engine: EngineChoice = None,
     ) -> Self:
-        """Start a repository on the cluster that runs, or on one embedded in this process where there is none.
+        """Start a repository, or join the running repository of that name.
 
-        Joins the repository when one of that name already runs; `close` then only disconnects.
+        It runs on the cluster that is already running, or else on a cluster started in this process. A client that
+        joined a repository does not stop it: its `close` only disconnects. The operating-system user who starts a
+        repository owns it.
 
         Args:
-            name: names the repository's actors: `NAME/shard-0`, `NAME/planner` in the namespace `tensorvine`. None: it
-                is `"default"`, and must not be another user's, who is joined only when asked for by name.
-            shards: how many; None: one on each node, now and later: a node that joins gets one, and what a node has
-                that is told to leave is handed over first.
-            path: directory, or URI of `pyarrow.fs` (`s3:`, `gs:`, `hdfs:`), where the history is kept; every node must
-                reach it. What is there is brought back. None: nothing outlives the shards.
-            codec: how tensors are stored there, such as `Shuffle() | Zstd()`; None: as they are. With a lossy one, such
-                as `Quantize(8) | Zstd()`, a version answers exactly while it is in memory, and within the codec's
-                error once it was read back.
-            replicas: nodes that must have a version's bytes before it is committed with durability "memory"; at most
-                one per node and per shard. With 2, the loss of a node, or of any shard's process, loses no committed
-                version. Where fewer nodes are left later, copies share a node; `stats` tells what is missing.
-            store_bytes: capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`, as the next one and
-                `lag_bytes` may be. It is reserved on the shard's node. None: half of the memory that nobody has
-                reserved there, shared among the shards that start on it. Memory is taken from the system as it is used.
-            preallocate_bytes: memory that each shard takes from the system at the start; None: 256 MiB, or its
-                capacity where that is less. 0: none (DStore-OnDemand).
-            metadata_bytes: how many bytes of metadata, as JSON, a version may have. Metadata takes memory beyond
-                `store_bytes`.
-            keep: which versions of a name stay in memory once they are on disk, such as `KeepLast(3) | KeepBest(1)`;
-                None: all, until room is needed. Others answer from disk.
-            lag_bytes: bytes that may wait in each shard to be written before savers wait; None: half of `store_bytes`.
-            redis: URL of a Redis server, such as `redis://host:6379/0` or `unix:///PATH`, where new versions are told
-                to consumers outside the cluster (`edge.EdgeConsumer`); what an earlier repository of this name left
-                there goes. No save waits for it, and when it goes away later the log says so. None: there are no such
-                consumers.
-            scaling: when shards join and drain by themselves, as bytes, requests and nodes change; None: as `shards`
-                says.
-            nodes: what a node must have to hold a shard: resources with their least amounts, labels with their values,
-                such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`; None: every node may.
-            engine: what runs its actors: `"ray"`; `"dask"`, which is the current client, the scheduler of
-                DASK_SCHEDULER_ADDRESS, or a `LocalCluster` that is started; a `distributed.Client`, or its scheduler's
-                address. None: the one that runs in this process already; Ray, where none does.
+            name: Name of the repository. Its actors are named `NAME/planner`, `NAME/shard-0`, ... in the namespace
+                `tensorvine`. None means `"default"`. To join another user's repository, its name must be given.
+            shards: Number of shards. None means one per node, also when nodes join or leave later.
+            path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) of the history, which is
+                restored at the start. Every node must reach it. Percent-encode secrets in a URI: `@` as `%40`, `/` as
+                `%2F`. None means that nothing outlives the shards.
+            codec: Codec for tensors on the path, such as `Shuffle() | Zstd()`. With a lossy codec, such as
+                `Quantize(8) | Zstd()`, values are exact while a version is in memory and within the codec's error after
+                it was read from disk. None stores tensors unchanged.
+            replicas: Number of nodes that must hold a version before it is committed with `durability="memory"`, at
+                most one per node and per shard. With 2, the loss of one node or one shard's process loses no committed
+                version. If too few nodes are left later, copies share a node; `stats` reports missing copies.
+            store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. It is reserved on
+                the shard's node; memory is taken from the system when it is used. None means half of the node's
+                unreserved memory, shared among the shards that start there.
+            preallocate_bytes: Memory that each shard takes from the system at the start, in bytes or as text. None
+                means 256 MiB, or the capacity if that is smaller. 0 means none (DStore-OnDemand).
+            metadata_bytes: Limit of one version's metadata as JSON, in bytes or as text. A save with more
+                is refused. Metadata uses memory in addition to `store_bytes`.
+            keep: Policy that selects the versions that stay in memory once they are on disk, such as
+                `KeepLast(3) | KeepBest(1)`. Other versions are read from disk. None keeps all until memory is needed.
+            lag_bytes: Limit, per shard, of bytes that wait to be written to the path, in bytes or as text. Saves wait
+                when it is reached. None means half of `store_bytes`.
+            redis: URL of a Redis server (`redis://`, `rediss://` or `unix:///PATH`) that announces new versions to
+                consumers outside the cluster (`EdgeConsumer`). Data of earlier repositories of this name is deleted
+                there. Saves do not wait for the server. If it fails later, a warning is logged.
+            scaling: Policy that adds and drains shards as bytes, requests and nodes change. None keeps the number that
+                `shards` gives.
+            nodes: Requirements of a node that holds a shard: minimum amounts of resources and values of labels, such as
+                `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
+            engine: `"ray"`; `"dask"` (the current client, the scheduler of DASK_SCHEDULER_ADDRESS, or a new
+                `LocalCluster`); a `distributed.Client`; or the address of its scheduler. None means the engine that
+                already runs in this process, or else Ray.
 
         Raises:
-            EngineUnavailableError: the engine's package is not installed.
-            RepositoryNotFoundError: the cluster refuses this process, or no scheduler is at that address.
-            ForeignRepositoryError: no name is given, and the one that runs is another user's.
-            OptionError: `engine` is none, or None where both Ray and Dask run in this process;
-                `shards` or `replicas` is not positive, there are fewer nodes or shards than `replicas`, no
-                node has what `nodes` asks for, one of these, `path` or `redis` differs from the running repository's,
-                an option that only means something with `path` is given without, or `redis` is no such URL.
-            StoreFullError: a node has less memory that nobody has reserved than a shard is to fill.
-            StorageError: `path` cannot be used, another repository runs on it, or Redis does not answer, or has a
-                repository of that name that another cluster runs.
-            CorruptDataError: `path` holds a repository of a newer format.
-            CodecUnavailableError: `codec` or `redis` needs a package that is not installed.
+            EngineUnavailableError: if the engine's package is not installed.
+            RepositoryNotFoundError: if the cluster refuses this process, or no scheduler answers at the address.
+            ForeignRepositoryError: if `name` is None and another user owns the running repository.
+            OptionError: if an option is invalid or does not fit the cluster; if `codec`, `keep` or `lag_bytes` is given
+                without `path`; if `engine` is None and both Ray and Dask run in this process; or if `shards`, `path`,
+                `replicas`, `nodes` or `redis` differs from that of the running repository.
+            StoreFullError: if a node has too little unreserved memory for a shard.
+            StorageError: if `path` cannot be used or belongs to another running repository, or if Redis does not answer
+                or serves a repository of this name in another cluster.
+            CorruptDataError: if `path` holds a repository of a newer format.
+            CodecUnavailableError: if `codec` or `redis` needs a package that is not installed.
         """
         known = check_name(name if name is not None else DEFAULT_NAME)
         used, launched = launch(
@@ -168,16 +169,20 @@ class Deployment:
 
     @classmethod
     def connect(cls, name: str | None = None, *, engine: EngineChoice = None) -> Self:
-        """Connect to a running repository, from any process of the cluster.
+        """Connect to a running repository, from any process of its cluster.
+
+        Each process connects by itself: a client cannot be sent to another process. No cluster is started.
 
         Args:
-            name: its name; None: `"default"`, as of `start`.
-            engine: what runs it, as of `start`; no cluster is started.
+            name: Name of the repository. None means `"default"`. To connect to another user's repository, its name
+                must be given.
+            engine: Engine that runs the repository, as in `start`.
 
         Raises:
-            RepositoryNotFoundError: no cluster of that engine runs, or no repository of that name on it.
-            EngineUnavailableError, OptionError: as of `start`.
-            ForeignRepositoryError: no name is given, and it is another user's.
+            RepositoryNotFoundError: if no cluster of that engine runs, or it has no repository of that name.
+            EngineUnavailableError: if the engine's package is not installed.
+            OptionError: if `engine` is invalid, or is None while both Ray and Dask run in this process.
+            ForeignRepositoryError: if `name` is None and another user owns the repository.
         """
         made = cls(engine_for(engine), check_name(name if name is not None else DEFAULT_NAME))
         if name is None:
@@ -189,20 +194,24 @@ class Deployment:
         return made
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish pending saves and disconnect; stops what `start` started. A second call is no error.
+        """Finish pending saves and disconnect; also stop the repository if this client started it.
 
-        A client that started a repository with a path waits here until all of it is on disk, and logs what it waits for
-        after 5 s. All is closed whatever a part of it raises; the first error is raised at the end. Does nothing in a
-        forked child of the process that made this client.
+        A client that started a repository with a path waits until all committed versions are on disk. It logs the
+        missing versions after 5 s. A cluster that `start` started is stopped too. If the process ends without `close`,
+        a repository on a cluster of other processes continues to run.
+
+        Everything is closed even if a step fails; the first error is raised at the end. A second call does nothing, and
+        neither does a call in a forked child process. Afterwards every other method raises `ClosedError`.
 
         Args:
-            timeout: seconds for pending saves and for the disk together. None: pending saves have as long as their own
-                timeouts say, the disk 600 s.
+            timeout: Seconds for pending saves and the disk together. None means the saves' own timeouts, and 600 s for
+                the disk.
 
         Raises:
-            StorageError: the disk has refused to write for a minute; names the versions that are not on disk.
-            OperationTimeoutError: it took longer to write them; names them, too.
-            OptionError: the timeout is no number.
+            StorageError: if the disk has refused writes for a minute. The message names the versions that are not on
+                disk.
+            OperationTimeoutError: if the timeout ends first. The message names the versions that are not on disk.
+            OptionError: if the timeout is not a number.
         """
         deadline = NEVER if timeout is None else Deadline.after(timeout)
         if self._session.opened.inherited:
@@ -214,18 +223,26 @@ class Deployment:
         close_all(f"repository {self.name!r}", *self._closes(deadline))
 
     def leave(self) -> None:
-        """Close, and let the repository run on although `start` started it; `connect` finds it, `stop` ends it.
+        """Disconnect, and leave the repository running even if this client started it.
 
-        On a cluster that is embedded in this process it ends with the process all the same.
+        Other processes can still `connect` to it and `stop` it. A repository on a cluster that is embedded in this
+        process ends with the process nevertheless.
         """
         if self._launched is not None:
             self._launched.leave()
         self.close()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Close, and stop the repository, also if another process started it. Its path is waited for as by `close`.
+        """Stop the repository, even if another process started it, and disconnect.
 
-        `timeout` and errors are those of `close`. Other clients' calls raise `ShardUnavailableError` from then on.
+        Like `close`, it finishes pending saves and waits until all committed versions are on the path. Calls of other
+        clients raise `ShardUnavailableError` or `RepositoryNotFoundError` from then on.
+
+        Args:
+            timeout: Seconds for pending saves and the disk together, as in `close`.
+
+        Raises:
+            TensorVineError: the errors of `close`.
         """
         self._session.opened.check()
         if self._launched is None or not self._launched.names:
@@ -238,8 +255,8 @@ class Deployment:
 
     def __reduce__(self) -> str:
         raise OptionError(
-            f"repository {self.name!r}: expected its name in what is sent to another process; found a client, whose "
-            f"connections belong to this process: connect in the task: Repository.connect({self.name!r})"
+            f"repository {self.name!r}: expected its name; found a client, which cannot be sent to another process: "
+            f"connect there with Repository.connect({self.name!r})"
         )
 
     def __enter__(self) -> Self:
@@ -255,46 +272,50 @@ class Deployment:
 
     @property
     def engine(self) -> Engine:
-        """What runs the repository's actors."""
+        """The engine that runs the repository's actors."""
         return self._session.engine
 
     @property
     def started_here(self) -> bool:
-        """Whether `start` started it; False: it ran already."""
+        """Whether this client started the repository. False means that it joined or connected to a running one."""
         return self._launched is not None and bool(self._launched.names)
 
     @property
     def has_path(self) -> bool:
-        """Whether a history is kept on disk."""
+        """Whether the repository keeps a history on disk."""
         return self._session.path is not None
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Numbers of the shards that there are; one that drains is among them until others have all that it had.
+        """Numbers of the current shards, as the planner reports them.
 
-        Where the planner does not answer, as far as this client knows.
+        A number is never used twice. A draining shard is included until other shards have taken over all its data. If
+        the planner does not answer, these are the last numbers known to this client.
         """
         self._session.refresh(self._session.topology.version)
         return self._session.topology.alive
 
     def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:
-        """Change the number of shards while reads and writes go on; nothing is lost.
+        """Change the number of shards while reads and saves continue. Nothing is lost.
 
-        Only what must moves: a shard that joins gets its share of the names, without any bytes of tensors. One that
-        drains hands its names and its tensors to the others. New shards go to the nodes that have the fewest; those
-        drain first whose node leaves.
+        A joining shard takes over its share of the names, but no tensors. A draining shard hands its names and tensors
+        to the other shards. Shards drain one after another, first those on nodes that are leaving. New shards start on
+        the nodes with the fewest shards.
 
         Args:
-            shards: how many there are to be from now on; as many as now is no change. None: one on each node, now and
-                later.
-            timeout: seconds to wait. A change that cannot begin by then is undone; one that is decided goes on.
+            shards: The new number of shards. None means one per node, also when nodes join or leave later.
+            timeout: Seconds to wait. A step that is not decided by then is undone. A decided step is finished in the
+                background.
+
+        Returns:
+            A report of the names, metadata and tensor bytes that moved, and of the time it took.
 
         Raises:
-            OptionError: no number of at least one is asked for, or fewer than the repository has replicas; the timeout
-                is no number.
-            OperationTimeoutError: it took longer than `timeout` seconds.
-            StoreFullError: the shards that would stay have no room; nothing has changed.
-            ShardUnavailableError: a shard could not be started; nothing has changed.
+            OptionError: if `shards` is less than 1 or than the repository's `replicas`, if it is None in a repository
+                with `scaling`, or if `timeout` is not a number.
+            OperationTimeoutError: if the change takes longer than `timeout`.
+            StoreFullError: if the remaining shards have too little room. The failed step is undone.
+            ShardUnavailableError: if a shard could not be started. The failed step is undone.
         """
         if shards is not None:
             check_count("scale: shards", shards)
@@ -305,25 +326,33 @@ class Deployment:
         return report
 
     def stats_by_shard(self, timeout: float = 2.0) -> dict[int, ShardStats | TensorVineError]:
-        """Ask each shard what it holds, whatever becomes of the others: for who watches a repository.
+        """Return the statistics of each shard, for monitoring.
+
+        Unlike `stats`, it does not fail when some shards do not answer.
 
         Args:
-            timeout: seconds that all of them together may take to answer.
+            timeout: Seconds for all shards together.
 
         Returns:
-            Shard -> what it holds, or why it did not say so. `stats` sums up, and waits until all have answered.
+            A mapping of shard numbers to statistics, or to the error that explains why the shard did not answer in
+            time.
         """
         return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all that is committed now is on disk, too; after 5 s, log what is waited for.
+        """Wait until all versions committed so far are on disk. Missing versions are logged after 5 s.
+
+        Args:
+            timeout: Seconds to wait.
 
         Raises:
-            OptionError: the timeout is no number.
-            StorageError: the repository has no path, or the disk has refused to write for a minute, or until the
-                timeout; names the versions that are not on disk.
-            OperationTimeoutError: it took longer than `timeout` seconds; names the versions, too.
-            ShardUnavailableError: a shard died meanwhile, or just before: what was only in its memory is lost.
+            OptionError: if the timeout is not a number.
+            StorageError: if the repository has no path, or the disk refuses writes for a minute or until the timeout.
+                The message names the versions that are not on disk.
+            OperationTimeoutError: if it takes longer than `timeout`. The message names the versions that are not on
+                disk.
+            ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in its
+                memory are lost.
         """
         seconds = seconds_of(timeout)
         patience = seconds + CONTROL_TIMEOUT_S
@@ -343,7 +372,7 @@ class Deployment:
         self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         if incarnations.died:
             raise ShardUnavailableError(
-                "flush: expected all shards to live until all was on disk; died and started again meanwhile: "
+                "flush: expected all shards to run until all versions were on disk; these were restarted meanwhile: "
                 f"{sorted(incarnations.died)}"
             )
 
@@ -361,11 +390,11 @@ class Deployment:
             except (StorageError, OperationTimeoutError) as exc:
                 raise type(exc)(f"close of repository {self.name!r}: {exc}") from exc
             except TensorVineError as exc:
-                log.error("repository %r is closed before all of it is on disk: %s", self.name, exc)
+                log.error("repository %r is closed before all versions are on disk: %s", self.name, exc)
 
     def _log_unwritten(self) -> None:
         if (unwritten := self._unwritten()) and not self._session.opened.closed:
-            log.warning("repository %r: still waiting for its path: %s", self.name, "; ".join(unwritten))
+            log.warning("repository %r: still waiting for writes to its path: %s", self.name, "; ".join(unwritten))
 
     def _unwritten(self) -> list[str]:
         """Say of each shard what it has not written, or why it does not answer."""

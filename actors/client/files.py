@@ -74,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
         if metadata or _METADATA in facts:
             as_save["metadata"] = Said(metadata)
     except (CorruptDataError, GraphError, TensorMismatchError) as exc:
-        raise CorruptDataError(f"{interchange.shown(path)}: expected facts that export wrote; {exc}") from exc
+        raise CorruptDataError(f"{interchange.shown(path)}: expected metadata written by export; {exc}") from exc
     return tensors, as_save
 
 

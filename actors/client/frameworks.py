@@ -111,7 +111,7 @@ def _recipe(model: object, level: int, written: Callable[[], str]) -> str:
 
 @lru_cache(maxsize=256)  # reasons may have values in them
 def _say_without_recipe(level: int, kind: str, reason: str) -> None:
-    _log.log(level, "%s is stored without what it takes to build it again, load_model needs into=: %s", kind, reason)
+    _log.log(level, "%s is saved without a recipe to build it again, so load_model needs into=: %s", kind, reason)
 
 
 def training_tensors_of(model: object, optimizer: object, scheduler: object) -> dict[str, np.ndarray]:
@@ -218,10 +218,10 @@ def _knowing(of_keras: bool, options: LoadOptions) -> AbstractContextManager[obj
 
 
 def _rebuilt(recipe: str | None, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> object:
-    way_out = "give into= to fill a model that you built"
+    way_out = "pass into= to fill a model that you built"
     try:
         if recipe is None:
-            raise GraphError("expected a version that save_model stored, since it stores what builds its models again")
+            raise GraphError("expected a version saved by save_model, which stores how to build its model again")
         of_keras = framework_of(recipe) == "keras"
     except GraphError as exc:
         raise GraphError(f"{exc}; {way_out}") from exc
@@ -234,7 +234,9 @@ def _rebuilt(recipe: str | None, tensors: Mapping[str, np.ndarray], graph: Model
         except GraphError as exc:
             raise GraphError(f"{exc}; {way_out}") from exc
         except (TensorMismatchError, TensorNotFoundError) as exc:
-            raise GraphError(f"what was built again does not take what is stored: {exc}; {way_out}") from exc
+            raise GraphError(
+                f"the model that was built again does not fit the stored tensors: {exc}; {way_out}"
+            ) from exc
 
 
 def _rebuilt_keras(
@@ -290,7 +292,7 @@ def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph, op
     missing: list[str] = adapter.lacking(model, own.keys()) if options.strict else []
     if missing:
         raise TensorNotFoundError(
-            f"expected values for all tensors of the model, or strict=False; {missing[:8]} of it are not stored"
+            f"expected stored values for all tensors of the model, or strict=False; found none for {missing[:8]}"
         )
     optimizer = None if options.optimizer is True else _of_torch(options.optimizer, type(model).__name__)
     training = adapter.restoring(model, state, optimizer, options.scheduler, _names_of(tensors, own))

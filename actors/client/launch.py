@@ -103,7 +103,7 @@ class Launched:
         try:
             Reservations(self.engine, self.repository, self.started_by).release_all()
         except EngineStoppedError:
-            log.debug("repository %r: what it had reserved ended with its cluster", self.repository)
+            log.debug("repository %r: its reservations ended with its cluster", self.repository)
         except TensorVineError as exc:
             log.warning("repository %r: its memory stays reserved until this program ends: %s", self.repository, exc)
 
@@ -119,13 +119,15 @@ class Launched:
             topology, others = self._rested(Channel(self.engine, planner))
         except TensorVineError as exc:
             log.warning(
-                "repository %r: the planner does not name its shards, those of the start are stopped: %s",
+                "repository %r: no answer from the planner; stopping the shards of the start only: %s",
                 self.repository,
                 exc,
             )
             return names
         if topology.started_by != self.started_by:
-            log.warning("repository %r: it was stopped before; another one of this name goes on", self.repository)
+            log.warning(
+                "repository %r: it was already stopped; another repository of this name keeps running", self.repository
+            )
             return []
         shards = dict.fromkeys([*topology.alive, *others])
         joined = [name for shard in shards if (name := actor_name(self.repository, shard)) not in names]
@@ -143,8 +145,7 @@ class Launched:
             if recorded is None:
                 raise
             log.warning(
-                "repository %r: the planner does not say that its shards stay as they are; all that there may be are "
-                "stopped: %s",
+                "repository %r: no answer from the planner; stopping every shard that may exist: %s",
                 self.repository,
                 exc,
             )
@@ -214,7 +215,9 @@ def launch(
             log.info("joined the running repository %r", repository)
         _await_shards(engine, found, planner)
         if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
-            raise OptionError(f"repository {repository!r} runs already without the Redis server of redis=")
+            raise OptionError(
+                f"repository {repository!r} is already running, and does not use the Redis server of redis="
+            )
     except BaseException:
         launched.stop()
         raise
@@ -234,7 +237,7 @@ def _check_numbers(shards: int | None, replicas: int, scaling: ScalePolicy | Non
         check_count("shards", shards)
     check_count("replicas", replicas)
     if scaling is not None and scaling.least < replicas:
-        raise OptionError(f"scaling: expected least of at least replicas={replicas}; found {scaling}")
+        raise OptionError(f"scaling: expected least >= replicas={replicas}; found {scaling}")
 
 
 def check_count(what: str, number: object) -> None:
@@ -258,7 +261,7 @@ def _able(living: list[Node], rule: NodeRule) -> list[Node]:
     able = able_nodes(living, rule)
     if not able:
         raise OptionError(
-            f"nodes: expected a living node that has {dict(rule)}, and stays; found none of {len(living)}"
+            f"nodes: expected a living node that has {dict(rule)} and is not leaving; found none among {len(living)}"
         )
     return able
 
@@ -307,15 +310,15 @@ def _check_alone(redis: str, repository: str) -> None:
             if deadline.passed:
                 where = redis_connection.where_is(redis, "Repository.start")
                 raise StorageError(
-                    f"Redis at {where}: expected no repository named {repository!r} but this one; another runs, with a "
-                    f"shard at {address.host}:{address.port}: stop that one, or take another name or another database"
+                    f"Redis at {where}: expected no other running repository named {repository!r}; found one with a "
+                    f"shard at {address.host}:{address.port}: stop it, or use another name or another database"
                 )
             pauses.wait()
 
 
 def _check_joined(found: Topology, wanted: Topology, shards: int | None, nodes: NodeRule | None) -> None:
     """Refuse to join a repository that is not as it was wanted; None and replicas=1 want nothing special."""
-    known = f"repository {found.repository!r} runs already with"
+    known = f"repository {found.repository!r} is already running with"
     if shards is not None and shards != len(found.shards):
         raise OptionError(f"{known} {len(found.shards)} shards; found shards={shards}")
     if wanted.path is not None and found.path != wanted.path:
@@ -332,7 +335,7 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
     places = {index: nodes[index % len(nodes)].id for index in topology.shards}
     rooms = planner.call(PlannerCalls.reserve(places), START_TIMEOUT_S)
     if plan.store_bytes is None:
-        log.info("repository %r: its shards may fill %s bytes of what is left", topology.repository, rooms)
+        log.info("repository %r: capacity of its shards in bytes: %s", topology.repository, rooms)
     for index, node in places.items():
         config = plan.config(topology, index, rooms[index])
         name = actor_name(topology.repository, index)
@@ -357,7 +360,7 @@ def _await_shards(engine: Engine, topology: Topology, planner: Channel) -> None:
                     break
                 if not pauses.wait(deadline):
                     name = actor_name(topology.repository, index)
-                    raise OperationTimeoutError(f"{name}: expected it to be started; it was not") from exc
+                    raise OperationTimeoutError(f"{name}: expected it to start in time; it did not") from exc
 
 
 def disk_options(
@@ -368,11 +371,11 @@ def disk_options(
     if path is None:
         for option, given in (("codec", codec), ("keep", keep), ("lag_bytes", lag_bytes)):
             if given is not None:
-                raise OptionError(f"{where}: {option}: expected path= beside it; found {given!r} alone")
+                raise OptionError(f"{where}: {option}: expected path= with it; found {given!r} without path=")
         return None
     if codec is not None:
         if not isinstance(codec, Codec):
-            raise OptionError(f"{where}: codec: expected one such as Shuffle() | Zstd(); found {codec!r}")
+            raise OptionError(f"{where}: codec: expected a codec such as Shuffle() | Zstd(); found {codec!r}")
         codec.encode(np.zeros(4096, np.int8))  # what it needs must be installed
     if keep is not None and not isinstance(keep, Retention):
         raise OptionError(f"{where}: keep: expected a policy such as KeepLast(3); found {keep!r}")

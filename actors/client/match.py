@@ -25,13 +25,14 @@ from .session import Session
 
 
 class PrefixMatch:
-    """The stored model with the longest common prefix (EvoStore, section 4.2).
+    """A stored version that shares the longest prefix with a query (EvoStore, section 4.2).
 
-    It is pinned: its tensors stay, and this client can load them, even when somebody retires the model, until
-    `release`, the end of a `with` block, or the end of this client. A match that is garbage is released soon.
+    The match pins the version: its tensors stay available to this client even if the version is retired. The pin is
+    removed by `release`, by the end of a `with` block, when the client is closed, and soon after the match is collected
+    as garbage.
 
-    A client that was stopped for longer than its session lasts (60 s) loses its pins; the next renewal makes them
-    again. If the model was retired meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
+    A client that is suspended for longer than its session lasts (60 s) loses its pins. The next renewal restores them.
+    If the version was retired meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class PrefixMatch:
         ancestor: Callable[[], ModelGraph],
     ) -> None:
         self.ref = ref
+        """The matching version."""
         self.quality = quality
+        """Quality of the version, or None."""
         self._query = query
         self._ancestor = ancestor
         self._session = session
@@ -57,17 +60,21 @@ class PrefixMatch:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Layer of the query -> matching layer of the ancestor; fits `save(..., inherit=match.layers)`.
+        """The matching layers: names in the query -> names in the version. `Repository.save` accepts it as `inherit`.
 
         Raises:
-            ModelNotFoundError: the ancestor was retired while this client's session had lapsed.
+            ModelNotFoundError: if the version was retired while the session of this client had expired.
         """
         self._session.pins.check(self._lease)
         return self._layers
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Tensor of the query -> matching tensor of the ancestor; errors as of `layers`."""
+        """The tensors of the matching layers: names in the query -> names in the version.
+
+        Raises:
+            ModelNotFoundError: if the version was retired while the session of this client had expired.
+        """
         self._session.pins.check(self._lease)
         return self._tensors
 
@@ -85,10 +92,10 @@ class PrefixMatch:
         }
 
     def release(self, wait: bool = True) -> None:
-        """Unpin the ancestor; a second call is no error.
+        """Unpin the version. A second call does nothing.
 
         Args:
-            wait: until that is done, so that what only this match kept is free when this returns.
+            wait: Whether to wait until the pin is removed. Memory that only this match kept is then free.
         """
         pins = self._session.pins
         if pins.is_owned(self._owned):

@@ -210,7 +210,7 @@ class Pins:
         try:
             answer = self._session.send(shard, request)
         except TensorVineError as exc:
-            log.debug("shard %d: %s is sent again: %s", shard, request, exc)
+            log.debug("shard %d: sending %s again: %s", shard, request, exc)
         self._sent.append((shard, what, answer))
 
     # ---- the session's thread -------------------------------------------------------------------------
@@ -281,10 +281,12 @@ class Pins:
             self._session.at_home(ref.name, ShardCalls.pin(lease, ref))
         except (ModelNotFoundError, ModelLostError) as exc:
             self._held.pop(lease, None)
-            self._lost[lease] = f"{ref}: expected to be pinned still; its pin ended with the session, and then: {exc}"
+            self._lost[lease] = (
+                f"{ref}: expected it to be pinned; its pin expired with the session, and cannot be renewed: {exc}"
+            )
             log.error("client %s: %s", self._session.client, self._lost[lease])
             return
-        log.warning("client %s: the pin of %s had ended with the session; it is pinned again", lease.client, ref)
+        log.warning("client %s: the pin of %s had expired with the session; pinned again", lease.client, ref)
         if lease not in self._held:
             self._dropped.put(lease)
 
@@ -305,7 +307,7 @@ class Pins:
                 self._sent.append((shard, what, answer))
                 continue
             except TensorVineError as exc:
-                log.info("shard %d: it may keep pins of %s, and is asked again: %s", shard, self._session.client, exc)
+                log.info("shard %d may still keep pins of %s, asking again: %s", shard, self._session.client, exc)
             failed = True
             self._unsent.append((shard, what))
         if failed:

@@ -359,7 +359,7 @@ class Reader:
             names = tuple(dict.fromkeys(t for name in names for t in graph.by_name[name].tensors))
         unknown = [name for name in names if name not in table]
         if unknown:
-            raise TensorNotFoundError(f"{ref}: expected tensors among its {len(table)}; found no {unknown}")
+            raise TensorNotFoundError(f"{ref}: expected names of its {len(table)} tensors; found {unknown}")
         return {name: table[name] for name in names}
 
 

@@ -83,7 +83,7 @@ class Session:
             self.planner.find()
         except RepositoryNotFoundError as exc:
             running = sorted(repositories(engine.actors()))
-            found = f"; found {', '.join(map(repr, running))}" if running else "; none runs in this cluster"
+            found = f"; found {', '.join(map(repr, running))}" if running else "; found none in this cluster"
             raise RepositoryNotFoundError(f"expected a running repository named {repository!r}{found}") from exc
         self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
         """The newest that is known; learn it once for all that must fit together."""
@@ -151,7 +151,7 @@ class Session:
         if self.topology.former:
             self._refused[name] = shard
         if again and not self._pause(MOVE_S, deadline):  # neither has it just now
-            raise OperationTimeoutError(f"{name!r}: expected it to arrive at another shard in time; {error}")
+            raise OperationTimeoutError(f"{name!r}: expected its move to another shard to end in time; {error}")
 
     def refresh(self, version: int | None = None) -> None:
         """Learn the newest topology; with `version`, soon enough if this is known."""
@@ -201,7 +201,7 @@ class Session:
     def reopen(self, shard: int) -> None:
         """Introduce this client again to a shard that has no session of it, if it ever was introduced there."""
         if shard in self._greeted:
-            log.warning("client %s: its session at shard %d had ended; it is opened again", self.client, shard)
+            log.warning("client %s: its session at shard %d had expired; opening it again", self.client, shard)
             self._greet(shard, NEVER)
 
     def _greet(self, shard: int, deadline: Deadline) -> Connection:
@@ -290,7 +290,7 @@ class Session:
             self.refresh(newest)
             if not self._pause(MOVE_S, deadline):
                 what = f"{request.remote.name}: expected all shards to answer while names move"
-                raise OperationTimeoutError(f"{what}; none did so yet")
+                raise OperationTimeoutError(f"{what}; they did not in time")
 
     def _fits(self, topology: Topology, tags: list[Tag], deadline: Deadline) -> bool:
         """Tell whether answers were given at one time, with all names in their places."""
@@ -390,7 +390,7 @@ class Session:
                 log.log(level, "client %s: session renewal failed, retrying: %s", self.client, exc)
                 quiet = True
             except Exception:
-                log.exception("housekeeping of client %s failed; it goes on in %s s", self.client, TICK_S)
+                log.exception("housekeeping of client %s failed; retrying in %s s", self.client, TICK_S)
 
     # ---- within ---------------------------------------------------------------------------------------
 

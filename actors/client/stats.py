@@ -10,21 +10,22 @@ from ...store.shard import ShardStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryStats:
-    """What a repository holds, in all and per shard."""
+    """The contents of a repository, in total and per shard."""
 
     models: int
-    """Live versions."""
+    """Number of live versions."""
     tensors: int
-    """Stored tensors, each once however many versions share it."""
+    """Number of stored tensors. A tensor that several versions share counts once."""
     bytes_memory: int
-    """Bytes of those tensors that are in memory."""
+    """Bytes of these tensors that are in memory."""
     bytes_disk: int
     """Bytes of the files that hold tensors."""
     shards: tuple[ShardStats, ...]
+    """Statistics of each shard."""
 
     @classmethod
     def of(cls, shards: Sequence[ShardStats]) -> RepositoryStats:
-        """Sum up what the shards hold."""
+        """Add up the statistics of all shards."""
         return cls(
             models=sum(s.models for s in shards),
             tensors=sum(s.tensors for s in shards),

@@ -23,15 +23,15 @@ from .session import Session
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a version, or among the files of a path."""
+    """A problem with a version or with a file on the path."""
 
     ref: ModelRef | None
-    """The version; None: the file is no version's by its name."""
+    """The affected version. None if the problem is a file whose name belongs to no version."""
     text: str
-    """What and where: the file, the tensor, what was expected and what was found."""
+    """Description of the problem: the file or tensor, the expected value and the value found."""
 
     def __str__(self) -> str:
-        """Return it as a sentence.
+        """Return the problem as a sentence.
 
         >>> str(Problem(ModelRef("m", 1), "tensor 'w' is missing"))
         "m@1: tensor 'w' is missing"

@@ -1,4 +1,4 @@
-"""Collective groups: processes that exchange arrays by shared memory, Gloo or NCCL."""
+"""Collective groups: processes that exchange arrays over shared memory, Gloo or NCCL."""
 
 from .connect import connect, renew
 from .group import Group, Work

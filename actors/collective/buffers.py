@@ -53,7 +53,7 @@ def typed(array: object, where: str) -> Array:
     """
     found = flat(array, where)
     if not found.flags.writeable:
-        raise TensorMismatchError(f"{where}: expected an array that can be written to; found one that is read-only")
+        raise TensorMismatchError(f"{where}: expected a writable array; found a read-only one")
     return found
 
 
@@ -100,5 +100,5 @@ def _of_torch(tensor: Any, where: str) -> Array:
         found = tensor.stride() if str(tensor.layout) == "torch.strided" else tensor.layout
         raise TensorMismatchError(f"{where}: expected a contiguous array; found strides {found}")
     if tensor.is_conj() or tensor.is_neg():
-        raise TensorMismatchError(f"{where}: expected the numbers in memory; found a view that conjugates or negates")
+        raise TensorMismatchError(f"{where}: expected the values in memory; found a lazily conjugated or negated view")
     return as_numpy(tensor, where)

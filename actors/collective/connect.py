@@ -39,23 +39,25 @@ def connect(
     timeout: float = TIMEOUTS.operation,
     rendezvous: Rendezvous | None = None,
 ) -> Group:
-    """Join a group; returns when all its members have.
+    """Join a collective group, and return when all members have joined.
 
     Args:
-        name: of the group.
-        rank: this member, 0 to size - 1.
-        size: how many members there are.
-        epoch: counts up when members join or leave, or after a failure.
-        backend: "auto", "shared", "gloo" or "nccl".
-        timeout: seconds until all must have come; later, what an operation waits where nothing else is said.
-        rendezvous: where the members meet; None: that of the running Ray.
+        name: Name of the group.
+        rank: Number of this member, 0 to size - 1.
+        size: Number of members.
+        epoch: Generation of the group. Increase it when members join or leave, and after a failure.
+        backend: `"shared"` (within one machine, from memory to memory), `"gloo"` (TCP, needs PyTorch) or `"nccl"`
+            (between GPUs, needs CuPy). `"auto"` uses shared memory if all members can read each other's memory, and
+            otherwise Gloo.
+        timeout: Seconds to wait for all members. It is also the default timeout of the group's operations.
+        rendezvous: Meeting point of the members. None means that of the running engine.
 
     Raises:
-        OperationTimeoutError: not all came in time; names who did not.
-        PeerLostError: a member died or left meanwhile.
-        ValueError: a wrong argument, another member's differs, or somebody came as this rank; or the members of a
-            "shared" group cannot read each other's memory.
-        ImportError: what the back end needs is not installed.
+        OperationTimeoutError: if not all members join in time. The message names the missing ranks.
+        PeerLostError: if a member dies or leaves meanwhile.
+        ValueError: if an argument is invalid or differs from another member's, if another process has joined as this
+            rank, or if the members of a `"shared"` group cannot read each other's memory.
+        ImportError: if a package that the back end needs is not installed.
 
     >>> from tensorvine.actors.collective.rendezvous import LocalRendezvous
     >>> with connect("alone", 0, 1, backend="shared", rendezvous=LocalRendezvous()) as group:
@@ -69,7 +71,7 @@ def connect(
     if backend not in (AUTO, *BACKENDS):
         raise ValueError(f"{where}: backend: expected {AUTO}, {', '.join(BACKENDS)}; found {backend!r}")
     if not 0 < timeout < threading.TIMEOUT_MAX or epoch < 0:
-        expected = "expected a time above 0 that ends, and an epoch from 0"
+        expected = "expected a finite timeout above 0 and an epoch of at least 0"
         raise ValueError(f"{where}: {expected}; found {timeout} s, epoch {epoch}")
     place = rendezvous if rendezvous is not None else ActorRendezvous(engine_for())
     return _Joining(Seat(name, epoch, rank, size), place, timeout).join(backend)
@@ -78,17 +80,17 @@ def connect(
 def renew(
     group: Group, rank: int, size: int, *, timeout: float | None = None, rendezvous: Rendezvous | None = None
 ) -> Group:
-    """Leave a group and join its next epoch, in which others have joined or left.
+    """Leave a group and join its next epoch, which may have other members.
 
     Args:
-        group: the group as it is; it is closed.
-        rank: this member in the next epoch.
-        size: how many members that has.
-        timeout: seconds; None: the group's.
-        rendezvous: as in `connect`.
+        group: The current group, which is closed.
+        rank: Number of this member in the next epoch.
+        size: Number of members in the next epoch.
+        timeout: Seconds, as in `connect`. None means the group's timeout.
+        rendezvous: Meeting point of the members, as in `connect`.
 
     Raises:
-        As `connect` does.
+        Exception: the errors of `connect`.
     """
     group.close()
     return connect(
@@ -118,8 +120,8 @@ class _Joining:
             endpoints = self._met("", {"wanted": wanted, "endpoint": offer.endpoint})
             others = [rank for rank, endpoint in enumerate(endpoints) if endpoint["wanted"] != wanted]
             if others:
-                found = f"{endpoints[others[0]]['wanted']!r} of rank {others[0]}"
-                raise ValueError(f"{self._label}: expected back end {wanted!r} of all ranks; found {found}")
+                found = f"{endpoints[others[0]]['wanted']!r} on rank {others[0]}"
+                raise ValueError(f"{self._label}: expected back end {wanted!r} on all ranks; found {found}")
             theirs = [endpoint["endpoint"] for endpoint in endpoints]
             if wanted != AUTO or self._readable(offer, theirs):
                 return self._connected(backend, offer, theirs)
@@ -140,7 +142,7 @@ class _Joining:
         found = self._met(": agree", {"trouble": trouble(self._label, own, all_of_them)})
         troubles = [f"rank {rank}: {endpoint['trouble']}" for rank, endpoint in enumerate(found) if endpoint["trouble"]]
         if troubles and self._seat.rank == 0:
-            log.warning("%s: Gloo carries it, not shared memory: %s", self._label, troubles[0])
+            log.warning("%s: using Gloo instead of shared memory: %s", self._label, troubles[0])
         return not troubles
 
     def _met(self, what: str, endpoint: Endpoint) -> Endpoints:

@@ -99,7 +99,7 @@ class Connections:
                 try:
                     self._attend(peer, link, key, events)
                 except Exception:  # the group breaks, instead of waiting for a thread that has ended
-                    log.exception("the connection of member %d failed, it counts as lost", peer)
+                    log.exception("the connection to member %d failed; the member counts as lost", peer)
                     self._gone(peer, link, "died")
 
     def _attend(self, peer: int, link: Link, key: selectors.SelectorKey, events: int) -> None:

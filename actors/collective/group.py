@@ -30,130 +30,186 @@ OPS: tuple[Op, ...] = ("sum", "mean", "min", "max", "product")
 
 
 class Work(Protocol):
-    """An operation under way."""
+    """A running operation of a group."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for its end; once it has ended, again and again the same.
+        """Wait until the operation has ended. Later calls have the same result.
+
+        An operation that does not end in time breaks the group.
 
         Args:
-            timeout: seconds from now; None: the time that the operation was given.
+            timeout: Seconds to wait from now. None means the operation's own timeout.
 
         Raises:
-            PeerLostError: a peer died or left.
-            OperationTimeoutError: a peer did not take part in time.
-            TensorMismatchError: ranks brought different things; names them.
+            PeerLostError: if a peer died or left.
+            OperationTimeoutError: if a peer did not take part in time.
+            TensorMismatchError: if the calls of the ranks do not match. The message lists them by rank.
         """
         ...
 
     def done(self) -> bool:
-        """Tell whether it has ended, well or not."""
+        """Return whether the operation has ended, with or without success."""
         ...
 
 
 class Group(ABC):
-    """One member's end of a group. `connect` makes them; whoever has one closes it.
+    """One member of a collective group. `connect` creates it, and `close` or the end of a `with` block leaves it.
 
-    The methods with an `i` start an operation (MPI's names); those without wait for its end.
+    Methods whose name begins with `i` start an operation and return a `Work` to wait for (as in MPI). The others wait
+    until the operation has ended.
+
+    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of them. They are not
+    copied. Until the operation has ended, do not change an array that is sent, and do not read an array that is
+    received.
+
+    All ranks call the collectives in the same order and with the same root, reduction, bounds, dtype and shape. Between
+    two ranks, the k-th `recv` receives the k-th `send`, which must have the same size and dtype. Otherwise all ranks
+    concerned raise `TensorMismatchError` before any of their arrays is written to. A message to a rank that is in a
+    collective waits until its timeout.
+
+    A failed operation breaks the group: running operations fail, and later ones raise the same error. Several threads
+    may use a group.
     """
 
     backend: ClassVar[str]
-    """What carries the bytes: "shared", "gloo" or "nccl"."""
+    """Name of the back end: "shared", "gloo" or "nccl"."""
     name: str
+    """Name of the group."""
     epoch: int
+    """Generation of the group."""
     rank: int
-    """0 to size - 1."""
+    """Number of this member, 0 to size - 1."""
     size: int
+    """Number of members."""
     timeout: float
-    """Seconds that an operation waits for its peers, where the call says nothing else."""
+    """Default timeout of operations in seconds."""
 
     @abstractmethod
     def check(self, array: object, what: str, *, writes: bool) -> None:
-        """Refuse an array that an operation would refuse, before one begins.
+        """Check that the group accepts an array, before an operation starts.
 
         Args:
-            array: any.
-            what: it, in words, for the error.
-            writes: it is to be written to.
+            array: The array.
+            what: Description of the array for the error message.
+            writes: Whether the array will be written to.
 
         Raises:
-            TensorMismatchError: as in `isend`, or it cannot be written to.
+            TensorMismatchError: if it is not a contiguous array of numbers, or cannot be written to although `writes`.
         """
 
     @abstractmethod
     def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
-        """Start to send an array's bytes to a rank.
+        """Start to send an array to another rank.
+
+        Args:
+            array: A contiguous array.
+            to: Rank of the receiver.
+            timeout: Seconds. None means the group's timeout.
 
         Raises:
-            ValueError: there is no such rank, or it is this one.
-            TensorMismatchError: no contiguous array of numbers.
-            PeerLostError, OperationTimeoutError: the group is broken.
+            ValueError: if `to` is not the rank of another member.
+            TensorMismatchError: if `array` is not a contiguous array of numbers.
+            PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def irecv(self, array: object, source: int, *, timeout: float | None = None) -> Work:
-        """Start to receive a rank's next array into this one, which has as many bytes; errors as in `isend`."""
+        """Start to receive the next array from another rank.
+
+        Args:
+            array: A contiguous, writable array of the same size and dtype as the array sent. Its shape may differ.
+            source: Rank of the sender.
+            timeout: Seconds. None means the group's timeout.
+
+        Raises:
+            ValueError: if `source` is not the rank of another member.
+            TensorMismatchError: if `array` is not a contiguous, writable array of numbers.
+            PeerLostError, OperationTimeoutError: if the group is broken.
+        """
 
     @abstractmethod
     def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
-        """Start to give all ranks what `root` has in the array; errors as in `isend`.
+        """Start to copy the root's array to all ranks.
 
         Args:
-            array: on all ranks of one dtype and shape.
-            root: whose array all get.
-            timeout: seconds; None: the group's.
-            part_of: a larger call that this is a part of, in words; must be the same on all ranks, too.
+            array: A contiguous array of the same dtype and shape on all ranks. It is overwritten except at the root.
+            root: Rank whose array is copied.
+            timeout: Seconds. None means the group's timeout.
+            part_of: Name of the larger call that this operation belongs to, if any. It must be the same on all ranks.
+
+        Raises:
+            ValueError: if `root` is not a rank of the group.
+            TensorMismatchError: if `array` is not a contiguous array of numbers, or not writable.
+            PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
-        """Start to give all ranks all parts of an array, in place: each rank has its own part there already.
+        """Start to gather the parts of an array on all ranks, in place. Each rank already has its own part there.
 
         Args:
-            array: the whole, 1-d.
-            bounds: size + 1 rising numbers of elements: rank r has array[bounds[r]:bounds[r + 1]], which may be empty.
-                None: `even_bounds`.
-            timeout: seconds; None: the group's.
+            array: The whole array, 1-d.
+            bounds: `size + 1` ascending indices. The part of rank r is `array[bounds[r]:bounds[r + 1]]`, which may be
+                empty. None means parts of equal size, the longer ones first (`even_bounds`).
+            timeout: Seconds. None means the group's timeout.
+
+        Raises:
+            ValueError: if `bounds` are not ascending indices of the array.
+            TensorMismatchError: if `array` is not a contiguous, writable array of numbers.
+            PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
-        """Start to combine the ranks' arrays, in place, elementwise; all ranks get the same bits.
+        """Start to combine the arrays of all ranks element by element, in place.
 
-        `part_of` is as in `ibroadcast`.
+        All ranks get the same bits. In groups of the same size and back end, the same arrays always give the same bits.
 
-        The same arrays give the same bits each time, in groups of one size and back end.
+        Args:
+            array: A contiguous array of the same dtype and shape on all ranks.
+            op: "sum", "mean", "min", "max" or "product".
+            timeout: Seconds. None means the group's timeout.
+            part_of: Name of the larger call that this operation belongs to, if any. It must be the same on all ranks.
+
+        Raises:
+            ValueError: if `op` is unknown.
+            TensorMismatchError: if `array` is not a contiguous, writable array of numbers, or has integers for a mean.
+            PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def ibarrier(self, *, timeout: float | None = None) -> Work:
-        """Start to wait for all ranks."""
+        """Start to wait until all ranks have called this."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave; what is under way fails, here and, as `PeerLostError`, at the peers. A second call does nothing."""
+        """Leave the group. A second call does nothing.
+
+        Running operations fail, at the other ranks with `PeerLostError`.
+        """
 
     def send(self, array: object, to: int, *, timeout: float | None = None) -> None:
-        """Send an array's bytes to a rank; see `isend`."""
+        """Send an array to another rank. See `isend`."""
         self.isend(array, to, timeout=timeout).wait()
 
     def recv(self, array: object, source: int, *, timeout: float | None = None) -> None:
-        """Receive a rank's next array into this one; see `irecv`."""
+        """Receive the next array from another rank. See `irecv`."""
         self.irecv(array, source, timeout=timeout).wait()
 
     def broadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> None:
-        """Send what `root` has in the array to all ranks; see `ibroadcast`."""
+        """Copy the root's array to all ranks. See `ibroadcast`."""
         self.ibroadcast(array, root, timeout=timeout).wait()
 
     def all_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
-        """Send all parts of an array to all ranks; see `iall_gather`."""
+        """Gather the parts of an array on all ranks, in place. See `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
     def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> None:
-        """Combine the ranks' arrays in place; see `iall_reduce`."""
+        """Combine the arrays of all ranks element by element, in place. See `iall_reduce`."""
         self.iall_reduce(array, op, timeout=timeout, part_of=part_of).wait()
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have called this."""
         self.ibarrier(timeout=timeout).wait()
 
     def __enter__(self) -> Self:

@@ -117,7 +117,9 @@ class Listener:
                 missing.remove(peer)
             else:
                 connection.close()
-                refusals.note(f"{address}: expected a member of this group that has not come yet; found rank {peer}")
+                refusals.note(
+                    f"{address}: expected a member of this group that has not connected yet; found rank {peer}"
+                )
 
         try:
             for peer in range(rank):

@@ -157,8 +157,8 @@ class Member(Group, Generic[Memory]):
 
     def _check_peer(self, rank: int) -> None:
         if not 0 <= rank < self.size or rank == self.rank:
-            found = "this rank" if rank == self.rank else "it"
-            raise ValueError(f"{self.label}: expected another rank from 0 to {self.size - 1}; found {found}, {rank}")
+            found = "this rank, " if rank == self.rank else ""
+            raise ValueError(f"{self.label}: expected another rank from 0 to {self.size - 1}; found {found}{rank}")
 
     def check_process(self) -> None:
         """Refuse to go on in a forked child of this member's process.
@@ -173,7 +173,7 @@ class Member(Group, Generic[Memory]):
         self.check_process()
         seconds = self.timeout if timeout is None else timeout
         if not 0 < seconds < threading.TIMEOUT_MAX:
-            raise ValueError(f"{self.label}: expected a timeout above 0 s that ends; found {seconds}")
+            raise ValueError(f"{self.label}: expected a finite timeout above 0 s; found {seconds}")
         return seconds
 
     def _enter(self, what: str, peers: Collection[int]) -> None:

@@ -78,7 +78,7 @@ class Meeting:
         if not 0 <= rank < size:
             raise ValueError(f"{self._key}: expected a rank from 0 to {size - 1}; found {rank}")
         if rank in self._came:
-            raise ValueError(f"{self._key}: expected one rank {rank}; found another")
+            raise ValueError(f"{self._key}: expected one member of rank {rank}; found a second one")
         self._came[rank] = dict(endpoint)
         return not self.missing
 
@@ -101,13 +101,17 @@ class Meeting:
     def late(self, timeout: float) -> OperationTimeoutError:
         """Say who did not come, or who came and did not wait long enough."""
         never = [rank for rank in self.missing if rank not in self._gave_up]
-        who = f"{', '.join(map(str, never))} did not" if never else f"{', '.join(map(str, self.missing))} had given up"
-        expected = f"ranks 0 to {self._size - 1} to come within {timeout:.1f} s"
+        who = (
+            f"{', '.join(map(str, never))} did not"
+            if never
+            else f"{', '.join(map(str, self.missing))} had stopped waiting"
+        )
+        expected = f"ranks 0 to {self._size - 1} to join within {timeout:.1f} s"
         return OperationTimeoutError(f"{self._key}: expected {expected}; {who}")
 
 
 class LocalRendezvous:
-    """Where threads and coroutines of one process meet.
+    """A meeting point for the members of a group that run as threads or coroutines of one process.
 
     >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
     [{'port': 7}]
@@ -118,14 +122,29 @@ class LocalRendezvous:
         self._lock = threading.Lock()
 
     def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
-        """Meet, from a thread; see `Rendezvous.exchange`."""
+        """Exchange endpoints with all ranks, from a thread.
+
+        Args:
+            key: Name of the meeting, which begins error messages.
+            rank: Rank of this member.
+            size: Number of members.
+            endpoint: JSON-like description of how the others reach this member.
+            timeout: Seconds to wait for all members.
+
+        Returns:
+            The endpoints of all members by rank.
+
+        Raises:
+            OperationTimeoutError: if a member is missing. The message names the missing ranks.
+            ValueError: if another member has the same rank or another size, or there is no such rank.
+        """
         deadline = Deadline.after(timeout)
         meeting, complete = self._come(key, rank, size, endpoint)
         wait([complete], deadline.left())
         return self._left(key, rank, meeting, complete, timeout)
 
     async def met(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
-        """Meet, from a coroutine; see `Rendezvous.exchange`."""
+        """Exchange endpoints with all ranks, from a coroutine. Arguments and errors are those of `exchange`."""
         meeting, complete = self._come(key, rank, size, endpoint)
         await asyncio.wait([asyncio.wrap_future(complete)], timeout=max(timeout, 0.0))
         return self._left(key, rank, meeting, complete, timeout)

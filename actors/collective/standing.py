@@ -72,7 +72,7 @@ class Standing:
         if gave_up and not died:
             theirs = self._gave_up[gave_up[0]]
             text = str(theirs)
-            return type(theirs)(text if "(told by" in text else f"{text} (told by rank {gave_up[0]})")
+            return type(theirs)(text if "(reported by" in text else f"{text} (reported by rank {gave_up[0]})")
         peer = (died or found)[0]
         return PeerLostError(f"{self.label}: {what}: rank {peer} {self._lost[peer]}")
 

@@ -56,20 +56,24 @@ _UNFIT = (GraphError, TensorMismatchError, TensorNotFoundError)
 
 
 class EdgeConsumer:
-    """Receives the versions of one model, and answers with the newest.
+    """A consumer outside the cluster, which receives the versions of one model without Ray or Dask.
+
+    Redis announces new versions. Their tensors are read from the shards over TCP and checked against content hashes.
+    With `build`, a thread loads each newest version into a model, and `infer` answers with it. If a version does not
+    fit the model, it is refused and the previous version continues to answer.
 
     Args:
-        url: of the Redis server that the repository was started with.
-        name: the model's name.
-        build: makes the model that answers: Keras, PyTorch, or an object with `assign(tensors)` and a call. It is
-            called twice. None: this consumer only loads.
-        repository: its name.
-        timeout: seconds for each load of a version.
+        url: URL of the Redis server that the repository was started with.
+        name: Name of the model.
+        build: Function that makes the model: a Keras model, a torch module, or a callable object with
+            `assign(tensors)`. It is called twice. None means that this consumer only loads.
+        repository: Name of the repository.
+        timeout: Seconds for each load of a version.
 
     Raises:
-        ValueError: `url` is no URL of a Redis server.
-        StorageError: the server does not answer. One that goes away later is waited for.
-        CodecUnavailableError: the package `redis` is not installed.
+        ValueError: if `url` is not the URL of a Redis server.
+        StorageError: if the server does not answer now. If it fails later, the consumer waits for it.
+        CodecUnavailableError: if the package `redis` is not installed.
 
     >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
     ...     consumer.infer(batch).ref
@@ -110,12 +114,16 @@ class EdgeConsumer:
     # ---- what there is --------------------------------------------------------------------------------
 
     def wait_newer(self, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
-        """Wait for a version above `after`; pushed by Redis, not polled.
+        """Wait for a version that is newer than `after`. Redis pushes it, so nothing is polled.
 
-        Versions of a repository that was started anew since this gave the last one are all above `after`.
+        If the repository was started again since this method last returned a version, all its versions are newer.
+
+        Args:
+            after: Number of a version.
+            timeout: Seconds to wait.
 
         Returns:
-            The newest version, or None when none came within `timeout` seconds.
+            The newest version, or None if no newer version was committed within `timeout`.
         """
         self._opened.check()
         newest = self._listener.wait(
@@ -127,23 +135,23 @@ class EdgeConsumer:
         return ModelRef(self.name, newest.version)
 
     def load(self, model: Model | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
-        """Load a version's tensors over TCP.
+        """Load the tensors of a version over TCP.
 
         Args:
-            model: the version; None: the newest of this consumer's model.
-            timeout: seconds; None: the consumer's.
+            model: The version. None means the newest version of this consumer's model.
+            timeout: Seconds to wait. None means the consumer's timeout.
 
         Returns:
-            Tensor name -> array, read-only.
+            A mapping of tensor names to read-only arrays.
 
         Raises:
-            ModelNotFoundError: there is no such live version.
-            RepositoryNotFoundError: no repository of this name ever started.
-            StorageError: Redis does not answer.
-            ShardUnavailableError, OperationTimeoutError: a shard did not answer within `timeout`.
-            ModelLostError: the bytes went with a shard that died.
-            CorruptDataError: what arrived is not what was saved.
-            ClosedError: it was closed, or this is a forked child of the process that made it.
+            ModelNotFoundError: if the version does not exist or was retired.
+            RepositoryNotFoundError: if no repository of this name was ever started.
+            StorageError: if Redis does not answer.
+            ShardUnavailableError, OperationTimeoutError: if a shard does not answer in time.
+            ModelLostError: if the bytes were lost with a shard that died.
+            CorruptDataError: if the received bytes are not the saved ones.
+            ClosedError: if the consumer was closed, or this is a forked child of the process that created it.
         """
         self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
@@ -172,7 +180,14 @@ class EdgeConsumer:
                 raise failure
 
     def info(self, model: Model | None = None) -> ModelInfo:
-        """Return what is known of a version; arguments and errors as in `load`, but no shard is asked."""
+        """Return the parent, quality, metadata, time and sizes of a version. No shard is asked.
+
+        Args:
+            model: The version. None means the newest version of this consumer's model.
+
+        Raises:
+            TensorVineError: the errors of `load`.
+        """
         self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
         tries = LOST_TRIES if version is None else 0
@@ -189,41 +204,51 @@ class EdgeConsumer:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that answers; None before the first."""
+        """The version that answers, or None before the first version has been loaded."""
         return self._serving.ref if self._serving is not None else None
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """Versions that did not fit the model, and why; the newest 64."""
+        """The newest 64 versions that did not fit the model, each with the reason."""
         return self._serving.refused if self._serving is not None else {}
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer with the newest version that has arrived.
+        """Answer a batch with the newest version that has been loaded.
 
         Args:
-            batch: what the model takes.
-            timeout: seconds to wait for the first version; later ones are never waited for.
+            batch: Input of the model.
+            timeout: Seconds to wait for the first version. It does not wait for later versions.
+
+        Returns:
+            The outputs, the version that computed them, and the time it took.
 
         Raises:
-            ValueError: the consumer was made without `build`.
-            OperationTimeoutError: there is no version yet.
-            ClosedError: as in `load`.
+            ValueError: if the consumer has no `build`.
+            OperationTimeoutError: if no version is loaded in time.
+            ClosedError: if the consumer was closed, or this is a forked child of the process that created it.
         """
         return self._answering().infer(batch, timeout)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
-        """Wait until `version` or a newer one answers, and give it.
+        """Wait until `version` or a newer version answers.
+
+        Args:
+            version: Number of the version.
+            timeout: Seconds to wait.
+
+        Returns:
+            The version that answers.
 
         Raises:
-            ValueError: the consumer was made without `build`.
-            OperationTimeoutError: it does not yet.
+            ValueError: if the consumer has no `build`.
+            OperationTimeoutError: if no such version answers in time.
         """
         return self._answering().wait_for(version, timeout)
 
     # ---- start and end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the threads and connections. Does nothing if it was closed, or in a forked child."""
+        """Close the connections and stop the threads. Does nothing if it was closed, or in a forked child."""
         if not self._opened.close():
             return
         self._closing.set()
@@ -252,7 +277,7 @@ class EdgeConsumer:
         """Return what answers; errors as in `infer`."""
         self._opened.check()
         if self._serving is None:
-            raise ValueError(f"EdgeConsumer of {self.name!r}: expected build=, so that there is a model; found none")
+            raise ValueError(f"EdgeConsumer of {self.name!r}: expected build=, for a model that answers; found none")
         return self._serving
 
     def _follow(self) -> None:
@@ -275,16 +300,16 @@ class EdgeConsumer:
             except _UNFIT as exc:
                 last = newest
                 serving.refuse(ref, str(exc))
-                log.warning("%s is refused, %s goes on answering: %s", ref, serving.ref, exc)
+                log.warning("%s is refused, %s continues to answer: %s", ref, serving.ref, exc)
             except TensorVineError as exc:
                 if ref != failed:
-                    log.warning("update to %s: %s; it is tried again", ref, exc)
+                    log.warning("update to %s: %s; retrying", ref, exc)
                 failed = ref
                 pauses.wait()
             except Exception as exc:  # a user's model may raise anything
                 last = newest
                 serving.refuse(ref, repr(exc))
-                log.exception("%s is refused, %s goes on answering", ref, serving.ref)
+                log.exception("%s is refused, %s continues to answer", ref, serving.ref)
 
     def _newest_of(self, name: str) -> int:
         version = self._reader.newest(name).version

@@ -79,7 +79,7 @@ class Listener:
                             due = Deadline.after(COMPARE_S)
             except (CorruptDataError, StorageError) as exc:
                 if not away:
-                    log.warning("updates of %r: %s; what is known goes on counting", self._name, exc)
+                    log.warning("updates of %r: %s; using the last known version", self._name, exc)
                 away = True
             except Exception as exc:  # noqa: BLE001  logged
                 failures.note(exc)

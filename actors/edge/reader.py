@@ -92,7 +92,7 @@ class RedisReader:
             lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards), ("HGETALL", keys.gone)]
         )
         if text is None:
-            raise ModelNotFoundError(f"Redis at {self._redis.where}: expected a live model; found no {ref}")
+            raise ModelNotFoundError(f"Redis at {self._redis.where}: expected the live version {ref}; found none")
         where = f"Redis at {self._redis.where}: shard"
         addresses = {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
         return read_manifest(text, ref), Places(addresses, read_gone(gone))

@@ -117,7 +117,7 @@ def _chosen(choice: EngineChoice) -> tuple[Door, object] | Engine:
         running = _running()
         if len(running) > 1:
             raise OptionError(
-                'engine: expected "ray" or "dask", as both run in this process, a Ray and a client of Dask; found None'
+                'engine: expected "ray" or "dask", because both Ray and a Dask client run in this process; found None'
             )
         return (running[0] if running else door(RAY)), None
     if isinstance(choice, str):

@@ -75,7 +75,7 @@ class Room:
         if self.nbytes < NEEDED_BYTES:
             raise StoreFullError(
                 f"starting a Ray: expected at least {NEEDED_BYTES >> 20} MiB of memory for its processes, a planner "
-                f"and a shard; found {self.nbytes >> 20} MiB, as {self.limited_by} says"
+                f"and a shard; found {self.nbytes >> 20} MiB, according to {self.limited_by}"
             )
 
 
@@ -114,7 +114,7 @@ def outlast_workers(adjustment: Path = Path("/proc/self/oom_score_adj")) -> None
         if int(adjustment.read_text()) > 0:
             adjustment.write_text("0")
     except OSError as exc:
-        log.warning("this process is among the first that the kernel ends where memory runs out: %s", exc)
+        log.warning("the kernel may end this process first when memory runs out: %s", exc)
 
 
 def _own_groups(groups: Path, membership: Path) -> Iterator[tuple[Path, _Files]]:

@@ -30,7 +30,7 @@ class Failures:
         cause = repr(error)
         if cause not in self._known:
             self._known.add(cause)
-            self._log.error("%s failed, and is tried again: %s", self._what, cause, exc_info=error)
+            self._log.error("%s failed, retrying: %s", self._what, cause, exc_info=error)
 
     def over(self) -> None:
         """Note a success."""

@@ -87,6 +87,6 @@ def _made(length: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as exc:
-        raise MemoryError(f"memory for what arrives: expected {length} bytes; the system gives none: {exc}") from exc
+        raise MemoryError(f"receive buffer: expected {length} bytes of memory; the system refused: {exc}") from exc
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

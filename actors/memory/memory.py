@@ -315,7 +315,7 @@ def _opened(pid: int, fd: int, file: FileId) -> int:
         if found != file:
             raise ShardUnavailableError(
                 f"shared memory: expected descriptor {fd} of process {pid} to be of device and inode {file}; found "
-                f"{found}: the shard has ended, or process ids mean others here"
+                f"{found}: the shard has ended, or this process has another namespace of process ids"
             )
         return os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR)
     finally:

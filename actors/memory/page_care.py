@@ -138,13 +138,13 @@ class PageCare:
         room = available()
         enough = room.nbytes - nbytes > SPARE_SHARE * room.total
         if not enough:
-            self._tell_short(f"{room.nbytes} bytes are left of {room.total}, as {room.limited_by} says")
+            self._tell_short(f"{room.nbytes} bytes are left of {room.total}, according to {room.limited_by}")
         return enough
 
     def _tell_short(self, reason: str) -> None:
         if not self._short:
             self._short = True
-            log.info("%s: memory is not made ahead of need, as there is little: %s", self._whose, reason)
+            log.info("%s: memory is short, so none is prepared in advance: %s", self._whose, reason)
 
     def _give_back(self, shown: Sequence[Span]) -> None:
         with self._lock:
@@ -191,7 +191,7 @@ class PageCare:
             self._memory.punch(start, end)
         except OSError as exc:
             self._refused = True
-            log.warning("%s: the system does not take pages back, so none are given: %s", self._whose, exc)
+            log.warning("%s: the system refuses to take free pages back, so they are kept: %s", self._whose, exc)
         finally:
             gone.set()
             with self._lock:

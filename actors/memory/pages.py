@@ -128,7 +128,7 @@ def _populate(fd: int, offset: int, block: np.ndarray) -> None:
         _log_old_kernel()
         code = _allocate(fd, PAGE_BYTES + offset, block.nbytes)
     if code:
-        raise StoreFullError(f"shared memory: expected {size(length)} more; the system has none: {os.strerror(code)}")
+        raise StoreFullError(f"shared memory: expected {size(length)} more; the system refused: {os.strerror(code)}")
 
 
 def _advise(start: int, length: int) -> int:

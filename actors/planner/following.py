@@ -106,10 +106,14 @@ class Following:
         if shards is not None:
             self._resizing.check(shards)
         elif self._scaler is not None:
-            raise OptionError("scale: shards: expected a number in a repository with scaling=; found None")
+            raise OptionError(
+                "scale: shards: expected a number, as the repository was started with scaling=; found None"
+            )
         deadline = Deadline.after(timeout)
         if not self._turn.acquire(timeout=deadline.left()):
-            raise OperationTimeoutError(f"scale: another change is under way for longer than {timeout} s")
+            raise OperationTimeoutError(
+                f"scale: expected to begin within {timeout} s; another change of the shards is still in progress"
+            )
         try:
             with self._wanting(shards):
                 if shards is not None:
@@ -131,7 +135,7 @@ class Following:
             try:
                 self._registry.want(former)
             except TensorVineError as exc:
-                log.error("scale failed; a planner that starts again would go on with it: %s", exc)
+                log.error("scale failed, but the planner would continue it after a restart: %s", exc)
             raise
 
     def _spread_out(self, deadline: Deadline) -> ScaleReport:
@@ -145,7 +149,7 @@ class Following:
                 break
             report = self._make(move, version, deadline.left())
             if report is None and not pauses.wait(deadline):
-                raise OperationTimeoutError("scale: other changes of the shards came between for too long")
+                raise OperationTimeoutError("scale: expected to finish in time; other changes of the shards delayed it")
             if report is not None:
                 done = replace(
                     done,
@@ -167,7 +171,7 @@ class Following:
             try:
                 self._once()
             except Exception:
-                log.exception("following the nodes failed; it goes on in %s s", TICK_S)
+                log.exception("following the nodes failed, retrying in %s s", TICK_S)
             finally:
                 self._turn.release()
 
@@ -176,7 +180,7 @@ class Following:
             move, version = self._next(SETTLE_S)
         except TensorVineError as exc:  # a shard is not there yet, or is being restarted
             late, self._blind = self._blind.passed, NEVER if self._blind.passed else self._blind
-            log.log(logging.WARNING if late else logging.DEBUG, "the shards stay as they are for now: %s", exc)
+            log.log(logging.WARNING if late else logging.DEBUG, "the number of shards cannot be adapted yet: %s", exc)
             return
         self._blind = Deadline.after(LATE_S)
         if not move:
@@ -185,7 +189,7 @@ class Following:
             report = self._make(move, version, JOIN_S if move.join else DRAIN_S)
         except TensorVineError as exc:
             again = self._membership.failed(time.monotonic(), move)
-            log.log(logging.DEBUG if again else logging.WARNING, "%s: it is tried again: %s", move, exc)
+            log.log(logging.DEBUG if again else logging.WARNING, "%s: failed, retrying: %s", move, exc)
             return
         except Exception:
             self._membership.failed(time.monotonic(), move)

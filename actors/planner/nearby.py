@@ -78,7 +78,7 @@ class Nearby:
         try:
             told = self._planner.call(request, deadline.left(ASK_S))
         except TensorVineError as exc:
-            log.info("which shards are on this node is not known anew: %s", exc)
+            log.info("the list of shards on this node cannot be updated: %s", exc)
             return
         if told is None:  # it has not looked yet, or not since it was started again
             self._until = Deadline.after(UNKNOWN_S)

@@ -161,7 +161,7 @@ class Planner:
         known = {node.id: node for node in self._engine.nodes()}
         chosen = {shard: known[node] for shard, node in places.items() if node in known}
         if self._plan is None or chosen.keys() != places.keys():
-            raise ShardUnavailableError("reserve: expected living nodes, and a repository that can start shards there")
+            raise ShardUnavailableError("reserve: expected running nodes, and a repository that can start shards there")
         return self._reservations.take(chosen, self._plan.store_bytes)
 
     @answers(PlannerCalls.note)
@@ -182,8 +182,8 @@ class Planner:
         with self._lock:  # who starts again is counted first, and asks for its standing then
             if self._registry.restarts().get(former, 0) != restarts:
                 raise MovedError(
-                    f"names on their way to shard {shard}: expected shard {former} to be the one that sent them; it "
-                    "has started again",
+                    f"names moving to shard {shard}: expected the process of shard {former} that sent them; it has "
+                    "restarted",
                     self._topology.version,
                 )
             self._arrived |= dict.fromkeys(names, shard)
@@ -201,7 +201,7 @@ class Planner:
         await asyncio.wrap_future(self._ready)
         following = self._following
         if following is None:
-            raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
+            raise ShardUnavailableError("scale: expected a repository that can start shards")
         return await asyncio.get_running_loop().run_in_executor(self._changing, following.scale, shards, timeout)
 
     @answers(PlannerCalls.rest)
@@ -233,7 +233,7 @@ class Planner:
     def _record(self, topology: Topology) -> None:
         """Have a topology outlive all actors, if this is the planner: after a machine stood still it soon is again."""
         if self._tenure is None:
-            raise ShardUnavailableError("planner: expected to be the only one; a former one may run still")
+            raise ShardUnavailableError("planner: expected to be the only planner; an earlier one may still be running")
         with contextlib.suppress(OperationTimeoutError):
             self._tenure.wait(Deadline.after(LEASE_S))
         self._tenure.check()
@@ -293,7 +293,7 @@ class Planner:
                 self._gather()
                 break
             except Exception:
-                log.exception("planner started again: it is not known yet how things stand; tried again")
+                log.exception("planner restarted: it cannot read the state of the repository yet, retrying")
             pauses.wait()
         self._resizing.resume_first()
         self._changing.submit(self._resume)
@@ -303,7 +303,7 @@ class Planner:
         try:
             self._take_path(sweep=False)  # shards may be writing
         except TensorVineError as exc:
-            log.error("planner started again: %s", exc)
+            log.error("planner restarted: %s", exc)
 
     def _gather(self) -> None:
         """Hear every shard of the newest topology that anybody goes by."""
@@ -315,7 +315,7 @@ class Planner:
                 self._topology = max(self._topology, account.topology, key=lambda known: known.version)
             if say.passed:
                 say = Deadline.after(SAY_S)
-                log.warning("planner started again: it waits for shards %s", [s for s in missing if s not in heard])
+                log.warning("planner restarted: waiting for shards %s", [s for s in missing if s not in heard])
             pauses.wait()
         accounts = {shard: account for shard, account in heard.items() if account is not None}
         lost = self._again & heard.keys() - accounts.keys()
@@ -331,7 +331,10 @@ class Planner:
         for shard in accounts:
             self._shards[shard].post(ShardCalls.merge(told))
         if floor:
-            log.error("planner started again, and what shards %s held is not known: versions begin anew", sorted(lost))
+            log.error(
+                "planner restarted: the versions of shards %s are unknown, so new version numbers are used",
+                sorted(lost),
+            )
 
     def _hear(self, shards: Sequence[int]) -> dict[int, Account | None]:
         """Ask shards; None for those that started again as well, or were ended."""
@@ -341,14 +344,14 @@ class Planner:
             try:
                 asked[shard] = self._shards[shard].send(ShardCalls.account())
             except RepositoryNotFoundError as exc:
-                log.error("planner started again: shard %d does not come any more: %s", shard, exc)
+                log.error("planner restarted: shard %d no longer exists: %s", shard, exc)
                 heard[shard] = None
         deadline = Deadline.after(HEAR_S)
         for shard, answer in asked.items():
             try:
                 heard[shard] = answer.result(deadline.left())
             except TensorVineError as exc:
-                log.info("planner started again: shard %d does not answer yet: %s", shard, exc)
+                log.info("planner restarted: shard %d does not answer yet: %s", shard, exc)
                 with self._lock:
                     if shard in self._again:
                         heard[shard] = None
@@ -358,6 +361,6 @@ class Planner:
         try:
             self._resizing.resume()
         except RepositoryNotFoundError as exc:
-            log.info("planner started again: no change of the shards is brought to its end: %s", exc)
+            log.info("planner restarted: no change of the shards is completed: %s", exc)
         except Exception:
-            log.exception("planner started again: a change of the shards is not brought to its end")
+            log.exception("planner restarted: a change of the shards could not be completed")

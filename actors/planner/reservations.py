@@ -123,7 +123,7 @@ class Reservations:
     def _say_missing(self, shard: int, node: str, nbytes: int) -> None:
         if self._missing.get(shard) != node:
             self._missing[shard] = node
-            log.warning("%s; it runs without a reservation there", self._full(shard, node, nbytes))
+            log.warning("%s; the shard runs without a reservation", self._full(shard, node, nbytes))
 
     def _full(self, shard: int, node: str, needed: int) -> StoreFullError:
         try:
@@ -132,7 +132,7 @@ class Reservations:
             left = 0
         return StoreFullError(
             f"repository {self._repository!r}: shard {shard}: expected {size(needed)} of unreserved memory on "
-            f"node {node}; found {size(left)}: give a smaller store_bytes, or stop what has reserved the rest"
+            f"node {node}; found {size(left)}: set a smaller store_bytes, or stop other users of the memory"
         )
 
     def _name(self, shard: int) -> str:

@@ -60,19 +60,22 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport:
-    """What a change of the number of shards did."""
+    """The result of `Repository.scale`: the number of shards, and the names and bytes that moved."""
 
     shards_before: int
+    """Number of shards before the change."""
     shards_after: int
+    """Number of shards after the change."""
     names_moved: int
-    """Names whose home changed."""
+    """Number of model names whose metadata moved to another shard."""
     metadata_bytes_moved: int
-    """Bytes of manifests and graphs that came to new homes."""
+    """Bytes of manifests and graphs that moved to other shards."""
     metadata_bytes_total: int
-    """Of all shards before."""
+    """Bytes of manifests and graphs on all shards before the change."""
     tensor_bytes_moved: int
-    """Bytes of tensors that were copied to other shards."""
+    """Bytes of tensors that were copied to other shards. Only draining shards move tensors."""
     seconds: float
+    """Duration of the change in seconds."""
 
 
 @dataclass(slots=True)
@@ -143,7 +146,7 @@ class Resizing:
         """
         least = self._topology().replicas
         if shards < least:
-            raise OptionError(f"scale: shards: expected at least one per replica, {least}; found {shards}")
+            raise OptionError(f"scale: shards: expected at least {least}, one per replica; found {shards}")
 
     def scale(self, shards: int, timeout: float) -> ScaleReport:
         """Change the number of shards to `shards`; a change that is under way ends first.
@@ -181,7 +184,9 @@ class Resizing:
         """
         self._rest = Deadline.after(REST_S)
         if not self._turn.acquire(timeout=timeout):
-            raise OperationTimeoutError(f"a change of the shards: expected it to end within {timeout} s; it did not")
+            raise OperationTimeoutError(
+                f"change of the shards: expected it to end within {timeout} s; it is still in progress"
+            )
         self._turn.release()
 
     def resume_first(self) -> None:
@@ -217,7 +222,9 @@ class Resizing:
         """
         deadline = Deadline.after(timeout)
         if not self._resumed.wait(deadline.left()) or not self._turn.acquire(timeout=deadline.left()):
-            raise OperationTimeoutError(f"{what}: another change is under way for longer than {timeout} s")
+            raise OperationTimeoutError(
+                f"{what}: expected to begin within {timeout} s; another change of the shards is still in progress"
+            )
         try:
             self._check_wanted(what)
             self._finish()
@@ -227,7 +234,7 @@ class Resizing:
 
     def _check_wanted(self, what: str) -> None:
         if not self._rest.passed:
-            raise ShardUnavailableError(f"{what}: expected a repository that goes on; it is being stopped")
+            raise ShardUnavailableError(f"{what}: expected a running repository; it is being stopped")
 
     def _changed(self, change: Callable[[_Done], None], deadline: Deadline) -> ScaleReport:
         """Make a change, and say what it did."""
@@ -262,7 +269,7 @@ class Resizing:
     def _join(self, nodes: Sequence[Node], deadline: Deadline) -> None:
         """Start a shard on each of these nodes, and decide that they belong to the repository when all answer."""
         if self._plan is None:
-            raise ShardUnavailableError("scale: expected a repository that knows how to start shards")
+            raise ShardUnavailableError("scale: expected a repository that can start shards")
         before = self._topology()
         after = before.grown([1 + secrets.randbelow((1 << TAG_BITS) - 1) for _ in nodes])
         fresh = after.shards[len(before.shards) :]
@@ -289,7 +296,7 @@ class Resizing:
         """
         able = {node.id: node for node in self._nodes()}
         if not able:
-            raise ShardUnavailableError("scale: expected a node that may hold a shard, and stays; found none")
+            raise ShardUnavailableError("scale: expected a node that may run a shard and is not leaving; found none")
         return [able[node] for node in spread(list(able), Counter(self.places(deadline).values()), count)]
 
     def _spawn(self, plan: ShardPlan, topology: Topology, chosen: Mapping[int, Node], deadline: Deadline) -> None:
@@ -416,7 +423,7 @@ class Resizing:
             except RepositoryNotFoundError:
                 raise  # the repository was closed meanwhile
             except TensorVineError as exc:
-                log.warning("change of the shards: shard %d: %s is repeated: %s", shard, what, exc)
+                log.warning("change of the shards: shard %d: %s failed, retrying: %s", shard, what, exc)
             pauses.wait(deadline)
 
     def _recorded(self, topology: Topology) -> None:
@@ -426,7 +433,9 @@ class Resizing:
             try:
                 return self._record(topology)
             except TensorVineError as exc:
-                log.warning("change of the shards: topology %d is recorded again: %s", topology.version, exc)
+                log.warning(
+                    "change of the shards: topology %d could not be recorded, retrying: %s", topology.version, exc
+                )
             pauses.wait()
 
     # ---- within ---------------------------------------------------------------------------------------

@@ -28,13 +28,16 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A curve that was fitted, as facts."""
+    """The form and the parameters of a fitted loss curve."""
 
     form: str
+    """Name of the form, such as "exp3"."""
     params: dict[str, float]
+    """Parameters of the form, by name."""
     origin: int
-    """Iteration at which the form's x is 0."""
+    """The iteration at which the form's variable x is 0."""
     mse: float
+    """Mean squared error over the losses that the curve was fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class Streams:
         try:
             kept.stream.plan(now)
         except (ArithmeticError, ValueError) as exc:
-            log.warning("stream %r: no plan at iteration %d, the one before stands: %s", name, now, exc)
+            log.warning("stream %r: planning at iteration %d failed, keeping the previous plan: %s", name, now, exc)
 
 
 def _advice(kept: _Kept) -> Advice:

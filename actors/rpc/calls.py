@@ -158,7 +158,9 @@ def composed(parts: Sequence[type]) -> Callable[[type[_Actor]], type[_Actor]]:
         for part in parts:
             for name, method in _answering(part).items():
                 if hasattr(actor, name):
-                    raise TypeError(f"{actor.__name__}.{name}: expected one part that answers it; found {part} as well")
+                    raise TypeError(
+                        f"{actor.__name__}.{name}: expected one part that answers it; found another, {part}"
+                    )
                 setattr(actor, name, _handed_on(part, method))
         return actor
 

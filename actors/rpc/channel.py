@@ -123,7 +123,7 @@ class Channel:
             await asyncio.wait([answer], timeout=timeout)
             if not answer.done():
                 answer.cancel()
-                raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
+                raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out")
             try:
                 return cast(_R, answer.result())
             except AnswerTooLargeError:
@@ -290,7 +290,7 @@ class _ThreadSide:
             return
         except TensorVineError as exc:
             self._asked, self._again = None, time.monotonic() + AGAIN_S
-            log.info("%s: its socket is not known, calls go by the engine: %s", self._name, exc)
+            log.info("%s: its socket is unknown, calls are sent by the engine: %s", self._name, exc)
             return
         self._asked = None
         if address is None:  # it has none
@@ -342,6 +342,6 @@ class _LoopSide:
         except (TensorVineError, OSError) as exc:
             if address is not None and address.place is not None:
                 self._again = time.monotonic() + AWAY_S
-            log.info("%s: no connection to it, calls go by the engine: %s", self._name, exc)
+            log.info("%s: no connection to it, calls are sent by the engine: %s", self._name, exc)
         finally:
             self._connecting = None

@@ -27,6 +27,6 @@ def close_all(what: str, *closes: Callable[[], object]) -> None:
             if first is None:
                 first = exc
             else:
-                log.error("%s: something else could not be closed, either: %s", what, exc)
+                log.error("%s: another part could not be closed either: %s", what, exc)
     if first is not None:
         raise first

@@ -155,14 +155,14 @@ class Greetings:
             except OSError as exc:
                 self._selector.unregister(self._listener)
                 if exc.errno != errno.EINVAL:  # which is: its owner has shut it down
-                    self._refusals.note(f"expected a connection; the system gives none just now: {exc}")
+                    self._refusals.note(f"expected to accept a connection; found {exc}")
                     self._resume = self._clock() + PAUSE_S
                 return
             stranger = _Stranger(connection, peer or "this machine", self._clock() + self._silent_s)
             self._strangers[connection] = stranger
             self._selector.register(connection, selectors.EVENT_READ, stranger)
             if self._is_silent(stranger):
-                self._dismiss(lambda _: len(self._strangers) > self._silent, f"{self._silent} that came later")
+                self._dismiss(lambda _: len(self._strangers) > self._silent, f"{self._silent} newer connections")
 
     def _dismiss(self, must: Callable[[_Stranger], bool], found: str) -> None:
         """Send those who came first away as long as they must go, if a last look finds that they said too little."""

@@ -73,8 +73,8 @@ class LazyServer:
                 self._server = call_server(self._actor, self._who)
             return self._server.address if host is None else self._server.address_at(host)
         except OSError as exc:
-            whose = "all calls" if host is None else "calls of other machines"
-            log.warning("%s: no socket, %s go by the engine: %s", self._who, whose, exc)
+            whose = "all calls" if host is None else "calls from other machines"
+            log.warning("%s: no socket, %s are sent by the engine: %s", self._who, whose, exc)
             self._refused.add(host)
             return None
 

@@ -67,7 +67,7 @@ class RedisConnection:
             self._client: Any = redis.Redis.from_url(url, redis_connect_func=self._greet, **options)
             self._client.connection_pool.connection_class(**self._client.connection_pool.connection_kwargs)
         except (TypeError, ValueError, redis.RedisError):
-            raise ValueError(f"{who}: redis: expected options that Redis clients have; found others") from None
+            raise ValueError(f"{who}: redis: expected options that Redis clients accept; found others") from None
 
     def run(self, commands: Sequence[Command]) -> list[Any]:
         """Run commands in one transaction and give their answers; others see all of what they write, or nothing.
@@ -181,12 +181,12 @@ def where_is(url: str, who: str) -> str:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ValueError(f"{expected}; found one that cannot be read") from None
+        raise ValueError(f"{expected}; found an unreadable one") from None
     if parts.scheme == "unix" and parts.path and parts.netloc[-1:] in ("", "@"):  # else a secret goes on in the path
         return f"unix://{unquote(parts.path)}"
     database = parts.path.strip("/")
     if parts.scheme not in ("redis", "rediss") or not host or (database and not database.isdigit()):
-        raise ValueError(f"{expected}; found another of scheme {parts.scheme!r}")
+        raise ValueError(f"{expected}; found another one, of scheme {parts.scheme!r}")
     return f"{parts.scheme}://{host}:{port or 6379}/{database or 0}"
 
 

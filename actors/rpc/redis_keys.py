@@ -1,4 +1,4 @@
-"""What stands in Redis: the names of its keys, and the texts under them. docs/format.md describes it for others.
+"""The keys in Redis and the texts stored under them; docs/reference/format.md describes them for other programs.
 
 Rules
 - All that belongs to one start of a repository stands under that start's id: what an earlier one left is never read.
@@ -143,9 +143,7 @@ def read_gone(table: Mapping[bytes, bytes]) -> dict[int, tuple[int, ...]]:
         TopologicalSorter(gone).prepare()
     except CycleError as exc:
         circle = str(exc.args[1])
-        raise CorruptDataError(
-            f"Redis: expected successors that drained later; found a circle: {circle:.100}"
-        ) from None
+        raise CorruptDataError(f"Redis: expected successors that drained later; found a cycle: {circle:.100}") from None
     return gone
 
 

@@ -1,6 +1,6 @@
-"""Architecture search on a repository: candidates that inherit, a population that retires, and search libraries.
+"""Architecture search on a repository: candidates that inherit, and a population whose former members are retired.
 
-What serves one library is in a module of its own, which needs that library: `deephyper`, `tune`, `optuna`.
+The modules `deephyper`, `tune` and `optuna` connect search libraries. Each one needs its library.
 """
 
 from ..tasks.connection import connected, disconnect

@@ -36,19 +36,23 @@ log = logging.getLogger(__name__)
 
 
 class Candidate:
-    """A candidate, from the query to the release (EvoStore, section 4.3); a context manager.
+    """A candidate of an architecture search, which inherits layers from a stored model (EvoStore, section 4.3).
 
-    Making one looks for the stored model with the longest common prefix, pins it, and loads what matches into `model`.
+    Creating it finds the stored model with the longest common prefix, pins that version, and loads the matching layers
+    into `model`. `release`, or the end of a `with` block, removes the pin.
 
     Args:
-        repository: where ancestors are looked for and the candidate is saved; None: no transfer, nothing is saved.
-        name: the model's name in the repository.
-        model: a built Keras model, which is to be compiled after this, or a torch module.
-        freeze: layers that are taken over do not learn: `trainable` is False in Keras, `requires_grad` in PyTorch.
+        repository: Repository in which ancestors are found and the candidate is saved. None means that nothing is
+            inherited or saved.
+        name: Name of the model in the repository.
+        model: A built Keras model, to be compiled after this call, or a torch module.
+        freeze: Whether inherited layers are excluded from training: `trainable` is False in Keras, `requires_grad` in
+            PyTorch. If all layers could be frozen, the output layers are not.
 
     Raises:
-        InvalidNameError, GraphError: the name or the model is none that can be stored.
-        ShardUnavailableError, OperationTimeoutError: the ancestor could not be looked for or loaded.
+        InvalidNameError: if the name is malformed.
+        GraphError: if `model` is neither a Keras model nor a torch module, or has no architecture that can be stored.
+        ShardUnavailableError, OperationTimeoutError: if the query or the load fails.
 
     >>> with Candidate(repo, "nas/7", model) as candidate:                        # doctest: +SKIP
     ...     model.compile("adam", "mse")
@@ -60,11 +64,11 @@ class Candidate:
         self.name = check_name(name)
         self.model = model
         self.ancestor: ModelRef | None = None
-        """Who it inherits from; None where no stored layer with tensors fits."""
+        """The version from which it inherits, or None if no stored layer with tensors fits."""
         self.layers: dict[str, str] = {}
-        """Layer of this model -> the ancestor's layer that was taken over."""
+        """Inherited layers: names in this model -> names in the ancestor."""
         self.seconds = 0.0
-        """Seconds spent in the repository so far: query, load, save and release."""
+        """Seconds spent in the repository so far, for query, load, save and release."""
         self._repository = repository
         self._parts: ModelParts | None = None
         self._match: PrefixMatch | None = None
@@ -95,24 +99,26 @@ class Candidate:
             raise
 
     def save(self, quality: float, metadata: Mapping[str, object] | None = None, timeout: float = 60.0) -> Saved | None:
-        """Save the model with its ancestor as parent; tensors of layers that are still the ancestor's are shared.
+        """Save the model as a child of its ancestor.
+
+        Inherited layers whose tensors are unchanged, bit for bit, are shared. All other tensors are written.
 
         Args:
-            quality: a finite number, higher is better.
-            metadata: a mapping of JSON values to keep with the version.
-            timeout: seconds.
+            quality: A finite number, higher is better.
+            metadata: Mapping of JSON values to store with the version.
+            timeout: Seconds for the save.
 
         Returns:
-            What was saved; None without a repository.
+            The new version, and the bytes that it wrote and inherited. None without a repository.
 
         Raises:
-            ValueError: `quality` is not finite, or the candidate was released.
-            TensorVineError: as `Repository.save`.
+            ValueError: if `quality` is not finite, or the candidate was released.
+            TensorVineError: the errors of `Repository.save`.
         """
         if not math.isfinite(quality):
             raise ValueError(f"save of {self.name!r}: quality: expected a finite number; found {quality!r}")
         if self._released:
-            raise ValueError(f"save of {self.name!r}: expected a candidate that holds its ancestor; it was released")
+            raise ValueError(f"save of {self.name!r}: expected a candidate that pins its ancestor; it was released")
         if self._repository is None or self._parts is None:
             return None
         with self._timed():
@@ -139,7 +145,10 @@ class Candidate:
                 raise
 
     def release(self) -> None:
-        """Let the ancestor go; a second call is no error."""
+        """Unpin the ancestor, and no longer keep frozen torch modules in inference mode. A second call does nothing.
+
+        Frozen layers stay excluded from training.
+        """
         self._released = True
         self._taken = {}
         thaw, self._thaw = self._thaw, None
@@ -203,7 +212,7 @@ class Candidate:
             architecture = None if parts.compiles else (graph.to_json(), recipe_of(self.model))
             self._announced = repository._saves.saver.announce(self.name, parent, written, architecture)
         except TensorVineError as exc:
-            log.info("the save of %s could not be announced, it takes a message more: %s", self.name, exc)
+            log.info("the save of %s could not be announced, and takes one more message: %s", self.name, exc)
 
     def _to_freeze(self, graph: ModelGraph) -> set[str]:
         """Return the tensors that must not change: all that were taken over, but for a model that could not learn."""

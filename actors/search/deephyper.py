@@ -1,12 +1,13 @@
-"""DeepHyper on a repository: the run function, the population's retirement, a mutation, and an evaluator.
+"""DeepHyper on a repository: a run function, retirement of the population, a mutation, and an evaluator.
 
-Rules
-- A candidate is named after its job: `prefix` and `job.id`. Two searches in one repository need two prefixes, for
-  DeepHyper counts the jobs of each from 0.
-- A job that fails leaves nothing behind: neither a pin nor a version. DeepHyper hears of it by an objective that
-  begins with "F_", and does not let it into its population; so it does not enter ours.
-- DeepHyper's population keeps configurations only. `Retirement` keeps the versions, in the same order.
-- `deephyper` is an extra; this file alone imports it.
+The model of a candidate is named after the prefix of the search and the id of the job. Two searches in one repository
+need different prefixes, because DeepHyper numbers the jobs of each search from 0.
+
+A failed job has an objective that begins with `"F_"`, so DeepHyper does not add it to its population. `Retirement`
+retires the versions that the job may have saved. DeepHyper's population holds only configurations; `Retirement` keeps
+the versions in the same order.
+
+This module needs the package `deephyper`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""How often a child is drawn again that the space forbids."""
+"""Maximum number of attempts to draw a child that the search space allows."""
 
 
 def run_function(
@@ -47,23 +48,23 @@ def run_function(
     prefix: str,
     freeze: bool = True,
 ) -> Callable[[RunningJob], dict[str, object]]:
-    """Make a run function for a DeepHyper evaluator: each candidate inherits, is trained, and is saved.
+    """Return a run function for a DeepHyper evaluator. It makes each candidate inherit, trains it and saves it.
 
     Args:
-        build: makes the model of a job: built, not compiled.
-        train: trains `candidate.model` and gives its quality, higher is better. Called between query and save.
-        repository: the name of a running repository; workers connect to it once per process.
-        prefix: what the names of this search's models begin with, such as "nas/a/", and those of no other search,
-            earlier ones in the same repository included.
-        freeze: layers that are taken over do not learn.
+        build: Function that builds the model of a job. A Keras model must not be compiled yet.
+        train: Function that trains `candidate.model` and returns its quality, higher is better.
+        repository: Name of a running repository. Each worker process connects to it once.
+        prefix: Prefix of the names of this search's models, such as "nas/a/". No other search in the repository may
+            have the same prefix, including earlier ones.
+        freeze: Whether inherited layers are excluded from training.
 
     Returns:
-        The run function. Its metadata: "ref" and "ancestor" (references as text; empty for none), "layers" (how many
-        were taken over), "repository_s" (seconds spent in the repository). A candidate that raises, or whose quality
-        is not finite, gives the objective "F_" and the error's type.
+        The run function. Its metadata has "ref" and "ancestor" (references as text, or empty), "layers" (number of
+        inherited layers) and "repository_s" (seconds spent in the repository). If a candidate raises an error or its
+        quality is not finite, the objective is `"F_"` and the type of the error.
 
     Raises:
-        InvalidNameError: models' names cannot begin so.
+        InvalidNameError: if the name of a model cannot begin with `prefix`.
 
     >>> run = run_function(build, train, repository="nas", prefix="nas/")         # doctest: +SKIP
     >>> callbacks = [Retirement(Population(repo, 50), prefix="nas/")]             # doctest: +SKIP
@@ -79,11 +80,11 @@ def run_function(
 
 
 class Retirement(Callback):
-    """Replication the population of the search into the repository: who falls out of it is retired.
+    """A callback that retires the versions of candidates which have left the population of the search.
 
     Args:
-        population: of the size of the search's.
-        prefix: as in `run_function`.
+        population: Population of the same size as that of the search.
+        prefix: Prefix of the names of the search's models, as in `run_function`.
     """
 
     def __init__(self, population: Population, prefix: str) -> None:
@@ -93,10 +94,10 @@ class Retirement(Callback):
         """Names that workers which died may have left versions under -> the version that stays."""
 
     def on_done(self, job: Job) -> None:
-        """Take a finished candidate in; of a failed one, take away what it saved.
+        """Add a finished candidate to the population, or retire the versions that a failed candidate saved.
 
         Raises:
-            ValueError: the job was not run by `run_function`.
+            ValueError: if the job was not run by `run_function`.
         """
         name = f"{self._prefix}{job.id}"
         if isinstance(cast(HPOJob, job).objective, str):
@@ -111,18 +112,18 @@ class Retirement(Callback):
                 self._population.drop_versions(left, but)
                 del self._left[left]
         except (ShardUnavailableError, OperationTimeoutError) as exc:
-            log.warning("what failed jobs saved is taken away after the next job: %s", exc)
+            log.warning("versions of failed jobs are retired after the next job: %s", exc)
 
     def on_done_other(self, job: Job) -> None:
-        """Do the same for a candidate that another process of this search evaluated."""
+        """Do the same as `on_done`, for a candidate that another process of this search evaluated."""
         self.on_done(job)
 
 
 class AgedEvolution(RegularizedEvolution):
-    """DeepHyper's `RegularizedEvolution` whose children differ from their parent in exactly one decision.
+    """DeepHyper's `RegularizedEvolution`, with children that differ from their parent in exactly one decision.
 
-    Its own mutation may draw the parent's value again; such a child is a copy, which inherits everything and learns
-    nothing new. Arguments as there.
+    The mutation of `RegularizedEvolution` may draw the parent's value again. Such a child is a copy: it inherits all
+    layers and adds nothing to the search. The arguments are those of `RegularizedEvolution`.
     """
 
     _problem: HpProblem
@@ -164,14 +165,16 @@ class AgedEvolution(RegularizedEvolution):
                 )
                 for name in self._problem.hyperparameter_names
             }
-        raise ValueError(f"mutation of {parent}: expected a child that the space allows; {DRAWS} drawn are forbidden")
+        raise ValueError(
+            f"mutation of {parent}: expected a child that the space allows; all {DRAWS} drawn are forbidden"
+        )
 
 
 class SparingEvaluator(RayEvaluator):
-    """DeepHyper's `RayEvaluator`, for which the death of a worker costs one job, and not the search.
+    """DeepHyper's `RayEvaluator`, with searches that continue when a worker dies. Only the worker's job fails.
 
-    A job is not begun again, so that one which takes a worker's memory does not take that of the next; it fails, and
-    `Retirement` takes away what it may have saved. Arguments as there.
+    The job is not started again, so a job that exhausts the memory of one worker cannot exhaust that of the next.
+    `Retirement` retires the versions that the job may have saved. The arguments are those of `RayEvaluator`.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -179,7 +182,7 @@ class SparingEvaluator(RayEvaluator):
         self._remote_run_function = self._remote_run_function.options(max_retries=0)
 
     async def execute(self, job: Job) -> Job:
-        """Run a job on a worker."""
+        """Run a job on a worker. If the worker dies, the objective is `"F_"` and the type of the error."""
         try:
             return await super().execute(job)
         except RayError as exc:
@@ -187,10 +190,10 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
     def abandon(self) -> None:
-        """Wait for nothing any more, after a search that was interrupted, such as by Ctrl-C.
+        """Stop waiting for jobs after a search was interrupted, such as by Ctrl-C. Call it before Ray is stopped.
 
-        DeepHyper would ask Ray for its jobs when the evaluator is collected; where Ray has been stopped by then, that
-        would start another one, and wait for jobs that it does not know.
+        Otherwise DeepHyper asks Ray for its jobs when the evaluator is collected as garbage. If Ray has been stopped
+        before, that starts another Ray and waits for jobs that are unknown there.
         """
         loop, self.loop = self.loop, None
         if loop is None or loop.is_closed():
@@ -204,10 +207,15 @@ class SparingEvaluator(RayEvaluator):
 
 
 def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
-    """Draw a value of a decision that is not `value`: by the decision's own weights, as far as it has some.
+    """Draw a value of a decision other than `value`, by the decision's own weights if it has weights.
+
+    Args:
+        decision: Hyperparameter of the search space, with at least two values.
+        value: The current value.
+        random: Source of random numbers.
 
     Raises:
-        ValueError: none was drawn.
+        ValueError: if no other value was drawn in `DRAWS` attempts.
     """
     if isinstance(decision, OrdinalHyperparameter):
         others = [other for other in decision.sequence if other != value]
@@ -222,12 +230,14 @@ def other_value(decision: Hyperparameter[object, np.number], value: object, rand
         other = decision.sample_value(seed=random)
         if other != value:
             return other
-    raise ValueError(f"mutation of {decision.name!r}: expected another value than {value!r}; {DRAWS} draws gave none")
+    raise ValueError(
+        f"mutation of {decision.name!r}: expected another value than {value!r}; found none in {DRAWS} draws"
+    )
 
 
 def _ref_of(name: str, text: str | None) -> ModelRef:
     if not text:
-        raise ValueError(f"Retirement: job {name!r}: expected the metadata that run_function gives; found no 'ref'")
+        raise ValueError(f"Retirement: job {name!r}: expected the metadata of run_function; found no 'ref'")
     return ModelRef.parse(text)
 
 

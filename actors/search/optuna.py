@@ -1,11 +1,7 @@
-"""Optuna on a repository: which version a trial saved, and the retirement of those that are not among the best.
+"""Optuna on a repository: records the version of each trial, and retires versions that are not among the best.
 
-Rules
-- A trial names its version in a user attribute, so that whatever storage the study has keeps it.
-- The study is asked for its best trials each time: a study that is resumed needs no other state.
-- Several trials may name one version: a trial that attached it again, or Optuna's retry of a failed one. It is retired
-  when no trial names it that is among the best, waits or runs.
-- `optuna` is an extra; this file alone imports it.
+A trial stores its version in a user attribute, so every storage of Optuna keeps it, and a resumed study needs no other
+state. This module needs the package `optuna`.
 """
 
 from __future__ import annotations
@@ -21,7 +17,11 @@ ATTRIBUTE = "tensorvine"
 
 
 def attach(trial: optuna.Trial, ref: ModelRef) -> None:
-    """Note which version a trial saved: call it after the save, in the objective.
+    """Record the version that a trial saved. Call it in the objective, after the save.
+
+    Args:
+        trial: The running trial.
+        ref: The version.
 
     >>> def objective(trial):                                                     # doctest: +SKIP
     ...     with Candidate(connected("nas"), f"study/{trial.number}", build(trial)) as candidate:
@@ -33,20 +33,23 @@ def attach(trial: optuna.Trial, ref: ModelRef) -> None:
 
 
 def ref_of(trial: FrozenTrial | optuna.Trial) -> ModelRef | None:
-    """Return the version that a trial saved; None if it saved none."""
+    """Return the version that was recorded for a trial, or None."""
     text = trial.user_attrs.get(ATTRIBUTE)
     return None if text is None else ModelRef.parse(text)
 
 
 class Retirement:
-    """A study's callback: retires the versions of trials that failed, were pruned, or are not among the best.
+    """A study's callback that retires the versions of trials which failed, were pruned, or are not among the best.
+
+    Several trials may have the same version, such as a failed trial and its retry. It is retired when no trial has it
+    that is waiting, running or among the best.
 
     Args:
-        repository: where the trials save.
-        best: how many finished trials keep their version.
+        repository: Repository in which the trials save.
+        best: Number of finished trials that keep their version.
 
     Raises:
-        ValueError: `best` is not positive.
+        ValueError: if `best` is not positive.
 
     >>> study.optimize(objective, 100, callbacks=[Retirement(repo, best=10)])     # doctest: +SKIP
     """
@@ -63,7 +66,7 @@ class Retirement:
         """Retire the versions that no trial needs any longer.
 
         Raises:
-            ValueError: the study has several objectives.
+            ValueError: if the study has several objectives.
         """
         if len(study.directions) != 1:
             raise ValueError(f"Retirement: expected a study of one objective; found {len(study.directions)}")

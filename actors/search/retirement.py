@@ -22,16 +22,18 @@ log = logging.getLogger(__name__)
 
 
 class Population:
-    """The live candidates of an aged evolution, oldest first; who falls out is retired.
+    """The live candidates of an aged evolution, oldest first. Candidates that leave it are retired.
 
-    A candidate in training that inherits from a retired one is not disturbed: it holds a pin (`Candidate`).
+    A candidate in training can still inherit from a retired version, because it holds a pin (see `Candidate`). A
+    version with several entries is retired when the last of them leaves. If a shard does not answer, retirement is
+    retried with the next candidate.
 
     Args:
-        repository: where the candidates are saved.
-        size: how many live; the population size of the search.
+        repository: Repository in which the candidates are saved.
+        size: Maximum number of candidates: the population size of the search.
 
     Raises:
-        ValueError: `size` is not positive.
+        ValueError: if `size` is not positive.
 
     >>> population = Population(repo, size=50)                                    # doctest: +SKIP
     >>> population.add(saved.ref)                                                 # doctest: +SKIP
@@ -48,14 +50,17 @@ class Population:
 
     @property
     def refs(self) -> tuple[ModelRef, ...]:
-        """Who lives, oldest first."""
+        """The versions of the population, oldest first."""
         return tuple(self._queue)
 
     def add(self, ref: ModelRef) -> ModelRef | None:
-        """Append a candidate; the oldest entry is removed when there are more than `size`, and its version retired.
+        """Add a candidate. If there are more than `size`, remove the oldest entry and retire its version.
+
+        Args:
+            ref: Version of the candidate.
 
         Returns:
-            The entry that was removed; None while there is room.
+            The removed entry, or None if no entry was removed.
         """
         self._queue.append(ref)
         gone = self._queue.popleft() if len(self._queue) > self.size else None
@@ -63,24 +68,32 @@ class Population:
         return gone
 
     def drop(self, ref: ModelRef) -> None:
-        """Remove all entries of a version, such as one whose candidate failed, and retire it, added or not."""
+        """Retire a version, such as that of a failed candidate, and remove all its entries if it has any."""
         self._queue = deque(entry for entry in self._queue if entry != ref)
         self._leave([ref])
 
     def drop_versions(self, name: str, but: ModelRef | None = None) -> None:
-        """Retire all that was saved under the name of one candidate, except `but`.
+        """Retire all versions of a candidate's name, except `but`.
 
-        For a worker that was killed after the save and before it told of it, whether or not it was begun again.
+        Use it for a worker that was killed after a save and before it reported the version.
+
+        Args:
+            name: Name of the candidate's model.
+            but: Version that stays.
 
         Raises:
-            ShardUnavailableError, OperationTimeoutError: the repository does not say what there is.
+            ShardUnavailableError, OperationTimeoutError: if the versions cannot be listed.
         """
         for ref in self._repository.models(name):
             if ref.name == name and ref != but:
                 self.drop(ref)
 
     def restore(self, refs: Iterable[ModelRef]) -> None:
-        """Take up the population of a search that was stopped, oldest first; the oldest beyond `size` are retired."""
+        """Replace the entries by those of a stopped search, and retire the oldest ones beyond `size`.
+
+        Args:
+            refs: Versions, oldest first.
+        """
         self._queue = deque(refs)
         self._leave([self._queue.popleft() for _ in range(len(self._queue) - self.size)])
 
@@ -95,8 +108,8 @@ def retire(repository: Repository, ref: ModelRef) -> bool:
     try:
         repository.retire(ref)
     except ModelNotFoundError:
-        log.info("%s was retired already", ref)
+        log.info("%s was already retired", ref)
     except (ShardUnavailableError, OperationTimeoutError) as exc:
-        log.warning("%s is to be retired; it is tried again later: %s", ref, exc)
+        log.warning("cannot retire %s now, retrying later: %s", ref, exc)
         return False
     return True

@@ -1,12 +1,13 @@
-"""Ray Tune on a repository: a trial's checkpoint is a reference to a stored version.
+"""Ray Tune on a repository: a checkpoint of a trial is a reference to a stored version.
 
-Rules
-- Tune takes a checkpoint for a directory. Ours holds one file of some ten bytes, `reference.json`; the tensors are in
-  the repository, and go nowhere when Tune stores, copies or hands on the checkpoint.
-- Population-based training exploits by handing one trial's checkpoint to another: what that one loads is the donor's
-  version, and what it saves next derives from it, if it names it as parent.
-- Tune knows nothing of versions, so `Retirement` retires those that no trial can be restored from any more.
-- `ray[tune]` is an extra; this file alone imports it.
+The checkpoint's directory holds one small file, `reference.json`. The tensors stay in the repository when Tune stores,
+copies or passes on the checkpoint.
+
+Population-based training passes the checkpoint of one trial to another, which then loads that trial's version. Its next
+version derives from it if the save names it as `parent`.
+
+Tune does not know the versions, so `Retirement` retires those from which no trial can be restored. This module needs
+`ray[tune]`.
 """
 
 from __future__ import annotations
@@ -33,24 +34,29 @@ FILE = "reference.json"
 
 
 def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
-    """Make a directory a checkpoint that stands for a version; for `Trainable.save_checkpoint`."""
+    """Write a reference to a version into a checkpoint's directory, for `Trainable.save_checkpoint`.
+
+    Args:
+        directory: Directory of the checkpoint.
+        ref: The version.
+    """
     Path(directory, FILE).write_text(json.dumps({"model": str(ref)}))
 
 
 @contextmanager
 def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
-    """Return a checkpoint that stands for a version; its directory goes at the end of the `with` block."""
+    """Return a checkpoint that refers to a version. Its directory is deleted at the end of the `with` block."""
     with tempfile.TemporaryDirectory(prefix="tensorvine-") as directory:
         write_ref(directory, ref)
         yield tune.Checkpoint(directory, cast(Any, fs.LocalFileSystem()))
 
 
 def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
-    """Report metrics from a trial, as `tune.report`, with a version as the checkpoint.
+    """Report metrics from a trial to Tune, with a version as the checkpoint.
 
     Args:
-        metrics: what Tune is told.
-        ref: the version that this trial, or whoever exploits it, goes on from.
+        metrics: Metrics, as for `tune.report`.
+        ref: Version from which this trial, or a trial that exploits it, continues.
 
     >>> def train(config):                                                        # doctest: +SKIP
     ...     repo, name = connected("pbt"), tune.get_context().get_trial_id()
@@ -66,20 +72,23 @@ def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
 
 
 def resumed() -> ModelRef | None:
-    """Return the version that this trial is to go on from: its own, or who it exploits; None at its beginning."""
+    """Return the version from which this trial continues, or None if it starts from the beginning.
+
+    It is the trial's own version, or that of the trial which it exploits.
+    """
     checkpoint = cast("tune.Checkpoint | None", tune.get_checkpoint())
     return None if checkpoint is None else ref_of(checkpoint)
 
 
 def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
-    """Return the version that a checkpoint stands for.
+    """Return the version to which a checkpoint refers.
 
     Args:
-        checkpoint: a `tune.Checkpoint`, of any file system, or the path of its directory.
+        checkpoint: A `tune.Checkpoint` of any file system, or the path of its directory.
 
     Raises:
-        StorageError: it cannot be read, or holds no reference: it was not made here.
-        CorruptDataError: it holds another text than a reference.
+        StorageError: if the checkpoint cannot be read, or was not made by this module.
+        CorruptDataError: if its file does not contain a reference.
     """
     if isinstance(checkpoint, (str, Path)):
         checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(checkpoint))
@@ -96,19 +105,20 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
 
 
 class Retirement(tune.Callback):
-    """Retires the versions of trials that no trial goes on from any more.
+    """A callback of Tune that retires versions from which no trial can continue.
 
-    Each trial saves under a name of its own and reports what it saves. Tune drops the checkpoint of a trial that it
-    makes exploit another; so an earlier version of the name that did not come as a checkpoint goes too.
+    Each trial must save under its own name and report the versions that it saves. Earlier versions of the name that
+    were not reported as checkpoints are retired too, because Tune drops the checkpoint of a trial that exploits another
+    one.
 
     Args:
-        repository: the name of the running repository where the trials save; Tune stores its callbacks, so they hold
-            no connection.
-        keep: versions of each trial that stay; as many as it reports in a perturbation interval, and one more, since
-            who exploits it is handed the one it had at the interval's end.
+        repository: Name of the running repository in which the trials save. Tune stores its callbacks, so they hold no
+            connection.
+        keep: Number of versions that stay for each trial. Use one more than the reports in a perturbation interval,
+            because a trial that exploits another one gets the version from the end of the interval.
 
     Raises:
-        ValueError: `keep` is not positive.
+        ValueError: if `keep` is not positive.
 
     >>> tune.RunConfig(callbacks=[Retirement("pbt")])                             # doctest: +SKIP
     """
@@ -126,7 +136,7 @@ class Retirement(tune.Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: object
     ) -> None:
-        """Take note of a version, and retire what it replaces."""
+        """Record the version of a new checkpoint, and retire the versions that it replaces."""
         ref, versions = ref_of(checkpoint), self._reported.setdefault(trial.trial_id, {})
         heard = max((other.version for other in versions.values() if other.name == ref.name), default=0)
         self._unheard |= {ModelRef(ref.name, version) for version in range(heard + 1, ref.version)}
@@ -134,7 +144,7 @@ class Retirement(tune.Callback):
         self._sweep(trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
-        """Retire what was kept only since another trial went on from it."""
+        """Retire the versions that stayed only because another trial continued from them."""
         self._sweep(trials)
 
     def _sweep(self, trials: Iterable[Trial]) -> None:
@@ -151,11 +161,11 @@ class Retirement(tune.Callback):
             self._reported[trial] = {path: ref for path, ref in versions.items() if ref not in gone}
 
     def get_state(self) -> dict[str, dict[str, str]]:
-        """Give what Tune stores with the experiment, and gives back when that is restored."""
+        """Return the state that Tune stores with the experiment, for `set_state`."""
         return {trial: {path: str(ref) for path, ref in versions.items()} for trial, versions in self._reported.items()}
 
     def set_state(self, state: dict[str, dict[str, str]]) -> None:
-        """Go on from there."""
+        """Restore the state of a stored experiment."""
         self._reported = {
             trial: {path: ModelRef.parse(text) for path, text in versions.items()} for trial, versions in state.items()
         }

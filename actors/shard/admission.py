@@ -85,7 +85,7 @@ class Admission:
         def grant() -> list[int] | None:
             if client is not None and not self._clients.watches(client):
                 raise ShardUnavailableError(
-                    f"save {owner}: expected its client {client} to be connected to the shard; it is not (any more)"
+                    f"save {owner}: expected its client {client} to be connected to the shard; it is not connected"
                 )
             return self._segment_memory.grant(owner, sizes) or None
 

@@ -268,9 +268,7 @@ class _Granted:
         found = list(zip(row.slots, row.sizes, strict=True))
         wrong = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
         if wrong:
-            raise CorruptDataError(
-                f"segment {row.segment}: expected (slot, bytes) {wrong[0][0]} of it to come; found {wrong[0][1]}"
-            )
+            raise CorruptDataError(f"segment {row.segment}: expected (slot, bytes) {wrong[0][0]}; found {wrong[0][1]}")
 
 
 def put_together(
@@ -313,7 +311,9 @@ def put_together(
                 else:
                     raise ShardUnavailableError("a piece: expected an address to fetch it from; found none")
                 if found.nbytes != place.nbytes:
-                    raise CorruptDataError(f"{piece.start}: expected {place.nbytes} bytes; found {found.nbytes}")
+                    raise CorruptDataError(
+                        f"a piece at {piece.start}: expected {place.nbytes} bytes; found {found.nbytes}"
+                    )
                 box = tuple(zip(piece.start, piece.stop, strict=True))
                 if place.nbytes and segment_memory.takes_piece(part, piece.offset, piece.shape, box):
                     np.copyto(place, found.reshape(place.shape))

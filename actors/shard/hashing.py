@@ -67,7 +67,10 @@ class Hashing:
                 self._state.set_digests(segment.id, digests)
                 for ref, twin in self._state.unshared(segment.id):
                     log.info(
-                        "%s has the graph and the tensors of %s: parent=%r would have shared them", ref, twin, str(twin)
+                        "%s has the same graph and tensors as %s: save with parent=%r to share them",
+                        ref,
+                        twin,
+                        str(twin),
                     )
             else:
                 self._unhashed.append(segment.id)

@@ -36,7 +36,7 @@ class LocalClients:
             pidfd = os.pidfd_open(process.pid)
             self._processes[client] = (pidfd, process_watch(pidfd))
         except OSError as exc:
-            log.warning("client %s cannot be watched, it gets no memory to fill: %s", client, exc)
+            log.warning("client %s cannot be watched, so it cannot write to shared memory: %s", client, exc)
 
     def watches(self, client: str) -> bool:
         """Tell whether a client is watched: what it leaves behind will be taken back."""

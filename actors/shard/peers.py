@@ -92,14 +92,14 @@ class Peers:
         try:
             self._shards[shard].post(request)
         except TensorVineError as exc:
-            log.warning("shard %d is not told %s: %s", shard, request, exc)
+            log.warning("shard %d: sending %s failed: %s", shard, request, exc)
 
     async def tell_gently(self, shard: int, request: Request[object]) -> None:
         """Tell a shard something that it need not hear if it died: then it forgot all of it anyway."""
         try:
             await self.ask(shard, request)
         except TensorVineError as exc:
-            log.warning("shard %d was not told %s: %s", shard, request, exc)
+            log.warning("shard %d: sending %s failed: %s", shard, request, exc)
 
     def restarts(self) -> dict[int, int]:
         """Return how often each shard has started again, as far as that counts here: not, before this one has."""
@@ -141,7 +141,7 @@ class Peers:
         except TensorVineError as exc:
             successors = self.topology.gone.get(shard, ())
             if not successors:  # if it died, it forgot all of it anyway
-                log.warning("shard %d was not told to release %s: %s", shard, holder, exc)
+                log.warning("shard %d could not be notified to release %s: %s", shard, holder, exc)
             await self.release(holder, successors)
 
     async def note(self, news: Mapping[ModelRef, Fact]) -> None:
@@ -156,7 +156,7 @@ class Peers:
         try:
             await self.note(news)
         except TensorVineError as exc:
-            log.warning("the planner did not hear of %s: %s", list(news), exc)
+            log.warning("the planner could not be notified of %s: %s", list(news), exc)
 
     async def arrives(self, names: Sequence[str], sender: Sender) -> None:
         """Tell the planner what names come here in the change that is under way.
@@ -186,7 +186,7 @@ class Peers:
                 await self.ask(shard, ShardCalls.note(news), NOTE_S)
                 return
             except TensorVineError as exc:
-                log.info("shard %d does not hear of %s yet: %s", shard, list(news), exc)
+                log.info("notifying shard %d of %s failed, retrying: %s", shard, list(news), exc)
         self._owed.setdefault(shard, {}).update(news)
         if shard not in self._paying:
             self._paying[shard] = asyncio.create_task(self._pay(shard))
@@ -224,5 +224,5 @@ class Peers:
             try:
                 return self._planner.call(LedgerCalls.recovery_info(self._config.index), PEER_TIMEOUT_S)
             except (ShardUnavailableError, OperationTimeoutError) as exc:
-                log.warning("shard %d starts again and waits for the planner: %s", self._config.index, exc)
+                log.warning("shard %d restarts and is waiting for the planner: %s", self._config.index, exc)
                 pauses.wait()

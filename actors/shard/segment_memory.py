@@ -213,8 +213,8 @@ class SegmentMemory:
     def crowded(self, what: str) -> StoreFullError:
         """Make the error of a read that never got all it wanted into the memory at one time."""
         return StoreFullError(
-            f"load of {what}: expected room for it in the {size(self._capacity)} of shard {self._state.index}; "
-            "other loads evict it: load layers or tensors apart, or start the repository with more store_bytes"
+            f"load of {what}: expected room in the {size(self._capacity)} of shard {self._state.index}; other "
+            "loads evict its tensors: load layers or tensors separately, or start the repository with more store_bytes"
         )
 
     def kept(self, wanted: Mapping[SegmentId, Sequence[int]]) -> list[np.ndarray]:
@@ -230,7 +230,8 @@ class SegmentMemory:
         if needed > self._capacity:
             raise StoreFullError(
                 f"load: expected at most {size(self._capacity)}, the capacity of shard {self._state.index}; "
-                f"found {size(needed)}: load layers or tensors apart, or start the repository with more store_bytes"
+                f"found {size(needed)}: load layers or tensors separately, or start the repository with more "
+                "store_bytes"
             )
         return [view for segment in segments if (view := self.view(segment)) is not None]
 
@@ -256,7 +257,9 @@ class SegmentMemory:
                 continue
             self._check_granted(handle, save, incarnation)
             if handle in self._filling:  # by a process that was taken for dead, whose task another one did as well
-                raise ShardUnavailableError(f"save {save}: expected what fills {handle} to have ended; some has not")
+                raise ShardUnavailableError(
+                    f"save {save}: expected {handle} to be complete; another process is still filling it"
+                )
             written = self._written.get(handle.offset)
             fault = written.fault(sizes) if written is not None else None
             if fault is not None:
@@ -284,7 +287,7 @@ class SegmentMemory:
         with self._lock:
             written = self._written.get(part.offset)
             if written is None:
-                raise ShardUnavailableError(f"expected {part} to be filled piece by piece; its save has ended")
+                raise ShardUnavailableError(f"expected {part} to be part of a save in progress; the save has ended")
             return written.add(offset, shape, box)
 
     def fill(self, part: Part, owner: Owner, block: np.ndarray) -> None:
@@ -357,8 +360,8 @@ class SegmentMemory:
     def _check_granted(self, part: Part, owner: Owner, incarnation: int) -> None:
         if incarnation != os.getpid() or self._arena.owner_of(part.offset - HEADER_BYTES) != owner:
             raise ShardUnavailableError(
-                f"shard {self._state.index}: expected {part} to be filled by {owner} in its present incarnation; the "
-                "save was given up, or the shard started again meanwhile"
+                f"shard {self._state.index}: expected {part} to be filled by {owner} in this incarnation; the save was "
+                "cancelled, or the shard restarted"
             )
 
     # ---- reading --------------------------------------------------------------------------------------
@@ -427,7 +430,7 @@ class SegmentMemory:
             ]
             offsets = self.grant(_COMPACTION, [length]) if in_memory else []
             if in_memory and not offsets:
-                log.info("segment %s: no room to compact it into; its dead bytes stay for now", segment_id)
+                log.info("segment %s: no memory to compact it, keeping its dead bytes", segment_id)
                 return
         part = Part(offsets[0], max(length, ALIGNMENT)) if offsets else None
         new = self.memory.part(part) if part is not None else np.zeros(length, np.uint8)

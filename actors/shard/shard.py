@@ -184,7 +184,7 @@ def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> Hist
         except StorageError as exc:
             if context.recovery_info is None:
                 raise
-            log.error("shard %d starts again and waits for its path: %s", context.index, exc)
+            log.error("shard %d restarts and is waiting for its path: %s", context.index, exc)
             pause.wait(DISK_PAUSE_S)
 
 
@@ -195,7 +195,7 @@ def _open_block_server(context: ShardContext) -> BlockServer | None:
         context.tcp_address = block_server.address
         return block_server
     except OSError as exc:
-        log.warning("shard %d: no TCP server: %s", context.index, exc)
+        log.warning("shard %d: the TCP server could not start: %s", context.index, exc)
         return None
 
 

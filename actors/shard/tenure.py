@@ -76,7 +76,7 @@ class Tenure:
     def end(self) -> None:
         """Hold no lease from now on."""
         with self._turn:
-            self._over, self._ends = "it was stopped", 0.0
+            self._over, self._ends = "the actor was stopped", 0.0
             self._show(0.0)
 
     def check(self) -> None:
@@ -114,8 +114,8 @@ class Tenure:
         return not self.holds
 
     def _lapsed(self) -> str:
-        reason = self._over or "it does not answer"
-        return f"{self._actor}: expected the head of the cluster to say that this is it still; {reason}"
+        reason = self._over or "the head does not answer"
+        return f"{self._actor}: expected the head of the cluster to renew its lease; {reason}"
 
     def _enter(self) -> bytes | None:
         """Take the actor's place, however long the head takes to say so; give who was in it."""
@@ -124,7 +124,7 @@ class Tenure:
             try:
                 return self._registry.enter(self._actor, self._entry)
             except TensorVineError as exc:
-                log.warning("%s starts and waits for the head of the cluster: %s", self._actor, exc)
+                log.warning("%s is waiting for the head of the cluster: %s", self._actor, exc)
             pauses.wait()
 
     def _renew(self) -> None:
@@ -135,8 +135,8 @@ class Tenure:
                     self._ends = asked + LEASE_S
                     self._show(self._ends)
         else:
-            self._over = "another one runs in its place"
-            log.error("%s; it answers nothing more", self._lapsed())
+            self._over = "another process has replaced it"
+            log.error("%s; it no longer answers", self._lapsed())
 
     def _keep(self) -> None:
         """Take a new lease, if this is the actor still."""
@@ -147,7 +147,7 @@ class Tenure:
             self._reached = True
         except TensorVineError as exc:
             level = logging.WARNING if self._reached else logging.DEBUG
-            log.log(level, "%s: the head of the cluster gives no new lease: %s", self._actor, exc)
+            log.log(level, "%s: its lease could not be renewed: %s", self._actor, exc)
             self._reached = False
 
 
@@ -160,7 +160,9 @@ def _outlast(former: bytes | None, node: str, actor: str) -> None:
     if where == node:
         _await_end(pid, over)
         return
-    log.info("%s: its former incarnation ran on another node; its lease ends in %.1f s", actor, over.left())
+    log.info(
+        "%s: its previous incarnation ran on another node, waiting %.1f s for the end of its lease", actor, over.left()
+    )
     Backoff(over.left(), over.left()).wait(NEVER)
 
 

@@ -1,5 +1,5 @@
-"""What tasks of a cluster use: the connection of the process they run in, and stored tensors as Dask's arrays.
+"""For tasks of a cluster: the connection of their process, and stored tensors as Dask arrays.
 
-From outside: `connection.connected` and `disconnect`, `arrays.load_arrays`, `saving.save_arrays`. Stands on `client`.
-Dask is imported when arrays are made.
+Other packages use `connection.connected` and `disconnect`, `arrays.load_arrays` and `saving.save_arrays`. Dask is
+imported only when arrays are made.
 """

@@ -74,26 +74,27 @@ def load_arrays(
     chunks: object = None,
     timeout: float = 60.0,
 ) -> dict[str, Array]:
-    """Return tensors of a version as Dask's arrays, which are read where and when they are computed.
+    """Return tensors of a version as Dask arrays, whose chunks are read when they are computed.
 
-    Tasks run on Dask's workers, in threads of this process, or in workers of Ray. The version must be there until then:
-    one that is retired before is a `ModelNotFoundError` of the task.
+    The tasks run on Dask workers, in threads of this process, or in workers of Ray. Each chunk is read by the task that
+    needs it. If the version is retired before, the task raises `ModelNotFoundError`.
 
     Args:
-        repository: where the version is.
-        model: the version; a name is the one that is the latest now.
-        tensors: names of tensors; None: all.
-        chunks: how the tensors are cut, in any form that `dask.array.from_array` takes, or name -> that; None, and of
-            those that are not named: along the first axis, into slices of Dask's `array.chunk-size`.
-        timeout: seconds for each read.
+        repository: Repository of the version.
+        model: The version. A name means the version that is the latest now.
+        tensors: Names of the tensors. None means all.
+        chunks: Chunks in any form that `dask.array.from_array` accepts, or a mapping of tensor names to these. None,
+            and tensors that the mapping lacks, mean slices of Dask's `array.chunk-size` along the first axis.
+        timeout: Seconds for each read.
 
     Returns:
-        Tensor name -> array.
+        A mapping of tensor names to Dask arrays.
 
     Raises:
-        ModelNotFoundError, TensorNotFoundError: no such version or tensor.
-        TensorMismatchError: a tensor cannot be cut like that.
-        EngineUnavailableError: `dask.array` is not installed.
+        ModelNotFoundError: if the version does not exist or was retired.
+        TensorNotFoundError: if the version has no such tensor.
+        TensorMismatchError: if a tensor cannot be divided into these chunks.
+        EngineUnavailableError: if `dask.array` is not installed.
 
     >>> with Repository.connect("docs") as repo:                                  # doctest: +SKIP
     ...     load_arrays(repo, "m")["w"].sum().compute()
@@ -106,7 +107,7 @@ def load_arrays(
     by_name = _by_name(chunks)
     unknown = [name for name in (*names, *by_name) if name not in table]
     if unknown:
-        raise TensorNotFoundError(f"{where}: expected tensors among its {len(table)}; found no {unknown}")
+        raise TensorNotFoundError(f"{where}: expected names of its {len(table)} tensors; found {unknown}")
     made: dict[str, Array] = {}
     for name in names:
         entry = table[name]
@@ -126,7 +127,7 @@ def load_arrays(
             )
         except (NotImplementedError, TypeError, ValueError) as exc:
             raise TensorMismatchError(
-                f"{where}: chunks of {name!r}: expected such as dask.array.from_array takes for {entry.shape}; "
+                f"{where}: chunks of {name!r}: expected chunks that dask.array.from_array accepts for {entry.shape}; "
                 f"found {asked!r:.100}: {exc}"
             ) from exc
     return made

@@ -12,14 +12,14 @@ _lock = threading.Lock()
 
 
 def connected(name: str, start: str | None = None) -> Repository:
-    """Return this process's connection to a repository, which lasts as long as the process, or until `disconnect`.
+    """Return this process's connection to a repository. It stays open until the process ends or `disconnect` is called.
 
     Args:
-        name: the repository's.
-        start: which start of it, as `start_of` tells; None: the one that runs, or ran when it was connected to.
+        name: Name of the repository.
+        start: Required start of the repository, as returned by `start_of`. None accepts any start.
 
     Raises:
-        RepositoryNotFoundError: no repository of that name runs, or another start of it.
+        RepositoryNotFoundError: if no repository of that name runs, or it has another `start`.
     """
     with _lock:
         known = _connections.get(name)
@@ -29,8 +29,8 @@ def connected(name: str, start: str | None = None) -> Repository:
         if start not in (None, start_of(made)):
             made.close()
             raise RepositoryNotFoundError(
-                f"repository {name!r}: expected the one that was asked before; it has ended, or runs on another "
-                "cluster, and another one of that name runs here"
+                f"repository {name!r}: expected the start of it that was used before; that one has ended or runs "
+                "on another cluster, and another repository of that name runs here"
             )
         _connections[name] = made
     if known is not None:  # its repository has ended: names are unique in a cluster
@@ -39,7 +39,7 @@ def connected(name: str, start: str | None = None) -> Repository:
 
 
 def disconnect(name: str) -> None:
-    """Close this process's connection, if there is one: the next `connected` finds who runs under that name then."""
+    """Close this process's connection to a repository, if it has one. The next call of `connected` connects again."""
     with _lock:
         known = _connections.pop(name, None)
     if known is not None:
@@ -47,5 +47,5 @@ def disconnect(name: str) -> None:
 
 
 def start_of(repository: Repository) -> str:
-    """Return what tells one start of a repository from all others of its name."""
+    """Return the id of a repository's start. Each start of a name has another id."""
     return repository._session.topology.started_by

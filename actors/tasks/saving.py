@@ -60,12 +60,12 @@ class PlacedTensor:
         array = as_numpy(chunk, f"{self._where}: a chunk")
         if array.dtype != self._dtype:
             raise TensorMismatchError(
-                f"{self._where}: expected chunks of {dtype_name(self._dtype)}, as their array says; found "
+                f"{self._where}: expected chunks of {dtype_name(self._dtype)}, as in their array; found "
                 f"{dtype_name(array.dtype)}"
             )
         if array.shape != shape:
             raise TensorMismatchError(
-                f"{self._where}: expected a chunk of shape {shape} at {start}, as its array says; found {array.shape}"
+                f"{self._where}: expected a chunk of shape {shape} at {start}, as in its array; found {array.shape}"
             )
         repository = self._repository or connected(*self._source)
         self._place.bring(repository._session, start, array, self._timeout)
@@ -83,27 +83,35 @@ def save_arrays(
     durability: Literal["memory", "disk"] = "memory",
     timeout: float = 600.0,
 ) -> Saved:
-    """Save a new version of `name` whose tensors are Dask's arrays, without gathering them.
+    """Save a new version of a model whose tensors are Dask arrays, without collecting them in one process.
 
-    They are computed by Dask's current scheduler: a cluster's, or threads of this process, which go on with the chunks
-    that they compute where `timeout` is over by then, or an exception of a signal handler ended the call. What the
-    arrays have in common is computed once. All of them are written: nothing is compared with the parent's tensors.
-    Other saves of this client, also those of its tasks, do not wait for it.
+    Dask's current scheduler computes the arrays: on a cluster, or in threads of this process. Shared parts of the
+    arrays are computed once. All tensors are written, even if the parent has the same. Other saves of this client, also
+    saves in its tasks, do not wait for this one.
+
+    If the call ends by a timeout or another exception, threads of this process may still finish the chunks that they
+    are computing.
 
     Args:
-        repository: where to save.
-        name: the model's name.
-        arrays: tensor name -> array of Dask, or what `Repository.save` takes.
-        graph, parent, quality, metadata, durability: as of `Repository.save`.
-        timeout: seconds for all of it, the computation included.
+        repository: Repository in which to save.
+        name: Name of the model.
+        arrays: Mapping of tensor names to Dask arrays, or to arrays that `Repository.save` takes.
+        graph: Architecture of the model, as in `Repository.save`.
+        parent: Version from which the new version derives, as in `Repository.save`.
+        quality: Number that ranks equal matches of prefix queries, as in `Repository.save`.
+        metadata: Mapping of JSON values to store with the version, as in `Repository.save`.
+        durability: `"memory"` or `"disk"`, as in `Repository.save`.
+        timeout: Seconds for the whole save, including the computation.
+
+    Returns:
+        The new version, and the bytes that it wrote.
 
     Raises:
-        TensorMismatchError: the length of a chunk is not known, or a chunk has another dtype or shape than its array
-            says.
-        OperationTimeoutError: it took longer.
-        EngineUnavailableError: `dask.array` is not installed.
-        TensorVineError: see `Repository.save`.
-        Exception: what a task raised.
+        TensorMismatchError: if the length of a chunk is unknown, or a chunk has another dtype or shape than its array.
+        OperationTimeoutError: if the save takes longer than `timeout`.
+        EngineUnavailableError: if `dask.array` is not installed.
+        TensorVineError: the errors of `Repository.save`.
+        Exception: an error that a task raised.
 
     >>> import dask.array
     >>> with Repository.connect("docs") as repo:                                  # doctest: +SKIP

@@ -50,19 +50,28 @@ TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """How a fork went: DeepClone's measures (section VI-B), in seconds, to within the time of a message."""
+    """The measurements of a fork, as defined by DeepClone (section VI-B).
+
+    Times are accurate to the latency of a message.
+    """
 
     id: str
+    """Id of the fork."""
     run: str
+    """Name of the run that was forked."""
     step: int
+    """The step after which the state was captured."""
     nbytes: int
-    """Of the state."""
+    """Size of the state in bytes."""
     held_s: float
-    """How long a rank was held up by it at most; what it costs on top, only a comparison of steps tells."""
+    """Longest time, in seconds, for which the fork blocked a rank's training. It does not include the time by which
+    sending the state slows down the following steps."""
     standby_s: float
-    """From when the first clone was there, and the step had begun, until the last clone was whole."""
+    """Seconds from the start of the captured step, or from the first clone's start if that was later, until the last
+    clone had the whole state."""
     readiness_s: float
-    """From the end of the step until the last clone was whole; 0 where they were whole by then."""
+    """Seconds from the end of the captured step until the last clone had the whole state. It is 0 if the clones were
+    complete by then."""
 
 
 class ForkDirector:
@@ -95,7 +104,7 @@ class ForkDirector:
         except TensorVineError as exc:
             if isinstance(exc, ForkError):
                 raise
-            raise ForkError(f"fork: expected an answer of all ranks; {exc}") from exc
+            raise ForkError(f"fork: expected an answer from every rank; {exc}") from exc
         self._run = self._reports[0].run
 
     def run(
@@ -132,10 +141,14 @@ class ForkDirector:
             raise ForkError(f"{where}: expected all its {first.size} ranks, once each; found {found}")
         busy = [(report.rank, report.fork) for report in reports if report.fork]
         if busy:
-            raise ForkError(f"{where}: expected no other fork; fork {busy[0][1]} is on its way at rank {busy[0][0]}")
+            raise ForkError(
+                f"{where}: expected no other fork in progress; found fork {busy[0][1]} at rank {busy[0][0]}"
+            )
         past = max(report.steps_done for report in reports)
         if self._at_step is not None and self._at_step < past:
-            raise ForkError(f"{where}: expected a step to come; step {self._at_step} is past, {past} has ended")
+            raise ForkError(
+                f"{where}: at_step: expected {past}, the last completed step, or later; found {self._at_step}"
+            )
         return sorted(reports, key=lambda report: report.rank)
 
     def _order(self, counts: Sequence[int]) -> ForkOrder:
@@ -200,13 +213,13 @@ class ForkDirector:
             try:
                 self._arm(order, step)
             except ForkError as exc:
-                log.info("fork %s: step %d was too soon: %s", order.id, step, exc)
+                log.info("fork %s: step %d was too early: %s", order.id, step, exc)
                 margin, refused = 4 * margin, str(exc)
             else:
                 self._agree(order)
                 return step
         where = f"fork {order.id} of {self._run!r}"
-        raise ForkError(f"{where}: expected a step that no rank has begun; {TRIES} were too soon: {refused}")
+        raise ForkError(f"{where}: expected a step that no rank has begun; {TRIES} steps were too early: {refused}")
 
     def _start(
         self, counts: Sequence[int], options: Sequence[Mapping[str, object]], names: Sequence[str | None]
@@ -222,7 +235,7 @@ class ForkDirector:
             changes = sorted(set[str]().union(*options))
             recipe = self._channel(self._trainers[0], "a rank").call(RankCalls.recipe(changes), ANSWER_S)
             if recipe is None:
-                raise ForkError(f"{where}: expected build=, as its ranks are not ours; found None")
+                raise ForkError(f"{where}: build: expected a function for a run with its own training loop; found None")
         else:
             recipe = Recipe(self._build)
         if self._repository is None:
@@ -304,7 +317,7 @@ class ForkDirector:
             if left <= 0:
                 raise OperationTimeoutError(
                     f"{who}: expected it to send its state within {self._timeout} s; "
-                    + ("not all was taken" if state.captured else f"it did not come to the end of step {state.step}")
+                    + ("the clones did not receive all of it" if state.captured else f"step {state.step} did not end")
                 )
 
     def _report(self, order: ForkOrder, step: int, sent: Sequence[ForkState], whole: Sequence[ForkState]) -> None:
@@ -332,7 +345,7 @@ class ForkDirector:
             try:
                 self._channel(trainer, "a rank").call(RankCalls.cancel(order.id, str(why)), ANSWER_S)
             except TensorVineError as exc:
-                log.info("fork %s: a rank was not told that it was given up: %s", order.id, exc)
+                log.info("fork %s: a rank could not be notified of its cancellation: %s", order.id, exc)
 
     def _channel(self, actor: Actor, who: str) -> Channel:
         return Channel(self._engine, who, actor=actor)

@@ -33,31 +33,41 @@ def fork(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Fork a data-parallel training into clones that have its state after a step (DeepClone).
+    """Fork a data-parallel training: start clones that have its state after a given step (DeepClone).
+
+    The training continues during the fork. If the fork fails, all clones are stopped, and the training still continues.
+
+    Clones record their origin. The `metadata["fork"]` of the versions that they save contains the fork's id, the run
+    and the step. Without `build`, if they save to the repository of the run, the parent of their first version is the
+    last version that the run saved.
 
     Args:
-        trainers: handles of all its rank actors: `Trainers`, or what `find_trainers` gave.
-        count: ranks of the clones; None: as many as the training has.
-        at_step: the step after which the clones' state is that of the training; None: as soon as it can be. The last
-            step that ended will do only if the training stands still.
-        transport: by which back end the state goes: "auto", "shared", "gloo" or "nccl".
-        build: makes a clone's training; None: what made the ranks'. It must be given for ranks that are not ours.
-        options: what the clones change of the ranks' options, such as the learning rate. Without `build`, an option
-            must be one that the ranks were started with, that their `build` reads, or that `configure` takes.
-        name: of the clones' run; None: made from the run's.
-        repository: a repository, or its name, that the clones save to; None: the ranks'. Ranks that are not ours have
-            none.
-        steps: the clones train so many steps at once, the first of them while their state is still being gathered;
-            `Trainers.results` gives the losses.
-        timeout: seconds until the clones must be whole.
+        trainers: Handles of all ranks of the training: `Trainers`, or the result of `find_trainers`.
+        count: Number of clones. Defaults to the number of ranks.
+        at_step: The step after which the state is captured. It must not have begun; if no step is running, the last
+            completed step is also allowed. None means as soon as possible.
+        transport: Collective back end that sends the state: "auto", "shared", "gloo" or "nccl".
+        build: Function that builds the training of a clone. Defaults to the function that built the ranks.
+            Required for ranks from `find_trainers`. With `build`, the clones take over none of the settings that the
+            ranks were started with: options, back end, repository, CPUs and GPUs.
+        options: Options to change for the clones, such as the learning rate. Without `build`, each must be an option
+            that the ranks were started with, that their `build` reads, or that `Trainers.configure` accepts.
+        name: Name of the clones' run. Defaults to the name of the run with a suffix.
+        repository: Repository that the clones save to, or its name. Without `build`, it defaults to the repository of
+            the ranks. With `build`, None means that the clones cannot save.
+        steps: Number of steps that the clones train immediately. The first step starts while the clones are still
+            receiving their state. `Trainers.results` returns the losses. With 0, the clones wait for `Trainers.train`.
+        timeout: Seconds within which all clones must have the whole state.
 
     Returns:
-        The clones, each with the training's state, which go on when they are told to. `.report` tells how it went.
+        The clones. Their attribute `report` is a `ForkReport`.
 
     Raises:
-        ForkError: a rank or clone failed or died, the step is past, another fork is under way, or the training does
-            not have an option; names which. No clone is left.
-        ValueError: an argument is wrong.
+        ForkError: if a rank or a clone fails or dies, `at_step` is in the past, another fork is in progress, the
+            timeout expires, the training of a clone has another architecture, or the training does not have one of the
+            options. The message names the cause.
+        ValueError: if an argument is invalid.
+        Exception: any error that `build` raises.
 
     >>> clones = fork(trainers, at_step=100, options={"learning_rate": 0.1})     # doctest: +SKIP
     """
@@ -89,16 +99,25 @@ def fork_many(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> list[Trainers]:
-    """Fork a training into several groups of clones from one step; its ranks send no more than for one.
+    """Fork a training into several groups of clones after the same step.
+
+    Each group becomes a run of its own. The ranks send no more data than for a single group.
 
     Args:
-        trainers, at_step, transport, build, repository, steps, timeout: as in `fork`.
-        counts: ranks of each group.
-        options: what each group changes of the ranks' options; None: nothing.
-        names: of the groups' runs; None: made from the run's.
+        trainers, at_step, transport, build, repository, steps, timeout: As in `fork`.
+        counts: Number of clones in each group.
+        options: Options to change, one mapping per group. None means no changes.
+        names: Names of the groups' runs. Defaults to the name of the run with suffixes.
+
+    Returns:
+        The clones of each group.
 
     Raises:
-        ForkError, ValueError: as in `fork`.
+        ForkError, ValueError: As in `fork`.
+
+    >>> slow, fast = fork_many(                                                  # doctest: +SKIP
+    ...     trainers, [2, 2], at_step=100, options=[{"learning_rate": 0.01}, {"learning_rate": 0.1}]
+    ... )
     """
     options = [dict[str, Any]()] * len(counts) if options is None else options
     names = [None] * len(counts) if names is None else names
@@ -120,19 +139,26 @@ def fork_version(
     gpus: float = 0.0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Fork a training from a version that `Trainers.save` made: it goes on from there, in any number of ranks.
+    """Start a training from a version that `Trainers.save` saved, with any number of ranks.
+
+    If this fails, all started ranks are stopped.
 
     Args:
-        repository: where the version is, or its name; the new run saves there, too, as the version's child.
-        model: the version; a name without one means the latest.
-        build: makes a rank's training.
-        count: ranks. All get the state of the rank that saved, its random state included.
-        options, name, backend, cpus, gpus, timeout: as in `start_trainers`.
+        repository: Repository that contains the version, or its name. The new run saves there, too; the version is the
+            parent of its first save.
+        model: The version. A name without a version means the latest version.
+        build: Function that builds the training of a rank, as in `start_trainers`.
+        count: Number of ranks. All of them get the saved state, including the random state.
+        options, name, backend, cpus, gpus: As in `start_trainers`.
+        timeout: As in `start_trainers`. Loading the state may take as long again.
+
+    Returns:
+        The ranks of the new run.
 
     Raises:
-        ValueError: the version has no facts of such a training, or an argument is wrong.
-        TensorMismatchError: its tensors are not those of the training.
-        TensorVineError: what `Repository.load` raises. No rank is left.
+        ValueError: if the version does not contain the state of a training of this kind, or an argument is invalid.
+        TensorMismatchError: if the version's tensors do not match those of the training.
+        TensorVineError: As in `Repository.load`.
 
     >>> clones = fork_version(repo, "run@3", build, 2, options={"learning_rate": 0.1})     # doctest: +SKIP
     """
@@ -166,16 +192,16 @@ def _check(
 ) -> None:
     """Refuse wrong arguments before anybody is asked."""
     problems = [
-        (not trainers, "trainers: expected at least one; found none"),
-        (not counts or min(counts) < 1, f"count: expected clones from 1; found {list(counts)}"),
+        (not trainers, "trainers: expected at least one rank; found none"),
+        (not counts or min(counts) < 1, f"count: expected at least 1 clone per group; found {list(counts)}"),
         (
             at_step is not None and not (isinstance(at_step, int) and at_step >= 0),
             f"at_step: expected a step from 0, or None; found {at_step!r:.100}",
         ),
         (transport not in BACKENDS, f"transport: expected one of {', '.join(BACKENDS)}; found {transport!r}"),
-        (len(options) != len(counts), f"options: expected {len(counts)}, one for each group; found {len(options)}"),
-        (len(names) != len(counts), f"names: expected {len(counts)}, one for each group; found {len(names)}"),
-        (steps < 0, f"steps: expected from 0; found {steps}"),
+        (len(options) != len(counts), f"options: expected {len(counts)}, one per group; found {len(options)}"),
+        (len(names) != len(counts), f"names: expected {len(counts)}, one per group; found {len(names)}"),
+        (steps < 0, f"steps: expected at least 0; found {steps}"),
     ]
     for wrong, text in problems:
         if wrong:

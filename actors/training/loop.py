@@ -103,13 +103,13 @@ class TrainingLoop:
             PeerLostError: it was closed.
         """
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"{self._where}: train: expected a number of steps from 1; found {steps!r}")
+            raise ValueError(f"{self._where}: train: expected at least 1 step, as an integer; found {steps!r}")
         with self._changed:
             self._check_open("train")
             if self._train is not None:
                 done, all_ = len(self._train.losses), self._train.steps
                 raise ValueError(
-                    f"{self._where}: train: expected no other train; one is under way, {done} of {all_} steps are done"
+                    f"{self._where}: train: expected no training in progress; {done} of {all_} steps of one are done"
                 )
             self._train = train = _Train(steps)
             train.ended.set_running_or_notify_cancel()
@@ -133,9 +133,7 @@ class TrainingLoop:
             if step is not None and self.busy:
                 begun = self._begun if self._train is not None else self._done()
                 if begun > step:
-                    raise ValueError(
-                        f"{self._where}: expected a step to come; step {step} is past, step {begun} has begun"
-                    )
+                    raise ValueError(f"{self._where}: expected step {begun} or later, as it has begun; found {step}")
             self._jobs.append(job)
             self._changed.notify_all()
         return job.ended
@@ -160,7 +158,7 @@ class TrainingLoop:
 
     def _check_open(self, what: str) -> None:
         if self._closed:
-            raise PeerLostError(f"{self._where}: expected it to run for {what}; it was closed")
+            raise PeerLostError(f"{self._where}: {what}: expected a running rank; it was closed")
 
     def _main(self) -> None:
         while True:
@@ -243,6 +241,6 @@ def _raisable(error: BaseException) -> BaseException:
     """Return an error that a coroutine can raise (as PEP 479 does)."""
     if not isinstance(error, (StopIteration, StopAsyncIteration)):
         return error
-    raised = RuntimeError(f"a training raised {error!r}: data that has come to its end?")
+    raised = RuntimeError(f"a training raised {error!r}: its data may be exhausted")
     raised.__cause__ = error
     return raised

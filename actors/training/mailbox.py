@@ -151,7 +151,7 @@ class RankMailbox:
             answer = await self._notifier.until(number, lambda: self._answers.get(number), Deadline.after(timeout))
             if answer is None:
                 raise OperationTimeoutError(
-                    f"{self._who}: {method}: expected an answer within {timeout:.1f} s; its process gave none"
+                    f"{self._who}: {method}: expected an answer within {timeout:.1f} s; its process sent no answer"
                 )
         finally:
             with self._lock:
@@ -214,7 +214,7 @@ class MailboxServer:
         actor = engine.spawn(RankMailbox, self._name, {"run": run, "rank": rank}, lifetime=lifetime)
         self._mailbox = Channel(engine, self._who, actor=actor)
         if not self._mailbox.call(MailboxCalls.claim(uuid.uuid4().hex), timeout):
-            raise ForkError(f"{self._who}: expected a run and rank that is not there yet; another process has it")
+            raise ForkError(f"{self._who}: expected a free run name and rank; another process uses them")
         self._thread = threading.Thread(target=self._serve, name="tensorvine-mailbox", daemon=True)
         self._thread.start()
 
@@ -225,7 +225,7 @@ class MailboxServer:
                 for _ in range(2):  # when the second answer is there, all that came before has left the process
                     self._mailbox.call(MailboxCalls.answered(CLOSE_S), 2 * CLOSE_S)
             except TensorVineError as exc:
-                log.info("%s: its last calls were not answered: %s", self._who, exc)
+                log.info("%s: the last calls were not answered: %s", self._who, exc)
             self._closed.set()
             self._engine.kill(self._name)
             self._thread.join(CLOSE_S)
@@ -250,7 +250,7 @@ class MailboxServer:
                 log.info("%s: %s", self._who, exc)
             except TensorVineError as exc:
                 if not self._closed.is_set():
-                    log.warning("%s is gone; the rank goes on, and cannot be forked any more: %s", self._who, exc)
+                    log.warning("%s has stopped; the rank continues, but can no longer be forked: %s", self._who, exc)
                 return
             except Exception as exc:  # noqa: BLE001  logged
                 failures.note(exc)
@@ -269,20 +269,23 @@ class MailboxServer:
         try:
             self._mailbox.call(MailboxCalls.answer(number, value, error), ANSWER_S)
         except TensorVineError as exc:
-            log.info("%s: the answer to %r did not arrive: %s", self._who, method, exc)
+            log.info("%s: the answer to %r could not be delivered: %s", self._who, method, exc)
 
 
 def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = None) -> list[Actor]:
-    """Find the ranks of a run that is not ours, in order: what `fork` takes.
+    """Find all ranks of a run that use `ForkableRank` or `ForkCallback`.
 
     Args:
-        run: the run's name, as its `ForkableRank`s say it.
-        timeout: seconds to wait until all its ranks are there.
-        engine: what runs the mailboxes; None: the one that runs (`Repository.start`).
+        run: Name of the run.
+        timeout: Seconds to wait until all ranks have registered.
+        engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
+
+    Returns:
+        Handles of the ranks, in order, for `fork`.
 
     Raises:
-        OperationTimeoutError: not all ranks were there in time; names the first that was not.
-        RepositoryNotFoundError: no cluster of the engine runs.
+        OperationTimeoutError: if a rank does not register in time. The message names the first missing rank.
+        RepositoryNotFoundError: if no cluster of the engine runs.
 
     >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
     """
@@ -301,4 +304,6 @@ def _found(engine: Engine, run: str, rank: int, deadline: Deadline) -> Actor:
             return engine.find(mailbox_name(run, rank))
         except LookupError as exc:
             if not pauses.wait(deadline):
-                raise OperationTimeoutError(f"rank {rank} of {run!r}: expected it in time; it is not there") from exc
+                raise OperationTimeoutError(
+                    f"rank {rank} of {run!r}: expected it to register in time; it has not"
+                ) from exc

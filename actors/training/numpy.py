@@ -28,15 +28,21 @@ _TRAVELS = (bool, int, float, str, np.integer, np.floating, np.bool_)
 
 
 class StepContext:
-    """What a step sees of its training: `context["w"]` reads an array of the state. Good for this step only."""
+    """The argument of a `NumpyTraining` step function, which reads and changes the training's state.
+
+    `now["w"]` returns the array "w" of the state, read-only. In the first step of a clone it waits until the array has
+    been received. A context is valid during its step only.
+    """
 
     def __init__(self, training: NumpyTraining, step: int, hooks: Hooks | None, telling: bool) -> None:
         self.step = step
-        """Its number, from 1: with `rank` and `size` it says which batch is to be trained on."""
+        """Number of the step, from 1. Choose the batch by `step`, `rank` and `size`."""
         self.rank = training.context.rank
+        """Number of this rank, from 0."""
         self.size = training.context.size
-        """Ranks of the run."""
+        """Number of ranks of the run."""
         self.options: Mapping[str, Any] = training.options
+        """Current options of the training."""
         self._training = training
         self._hooks, self._telling = hooks, telling
         self._means: dict[str, np.ndarray] = {}
@@ -47,33 +53,34 @@ class StepContext:
         """The training's random generator.
 
         Raises:
-            ValueError: it has none.
+            ValueError: if the training was created without one.
         """
         if self._training.random is None:
             raise ValueError(f"{self._training.where}: random: expected NumpyTraining(random=...); found None")
         return self._training.random
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array of the state, read-only; in a clone's first step, as soon as it is there."""
+        """Return an array of the state, read-only. In a clone's first step, wait until it has been received."""
         self._training.await_tensor(name)
         return self._training.views[name]
 
     def reduce(self, name: str, gradient: object) -> None:
-        """Begin to average a gradient with those of the other ranks; returns at once. Call it in the backward pass.
+        """Start averaging a gradient over the ranks. Returns immediately; call it during the backward pass.
 
         Args:
-            name: of the parameter.
-            gradient: an array of the parameter's shape. It is given away: `mean` gives it back.
+            name: Name of a parameter.
+            gradient: An array with the parameter's shape. Do not use it again before `mean` has returned.
 
         Raises:
-            ValueError: the training was not told of this parameter, or the gradient came before in this step.
-            TensorMismatchError: another shape.
-            PeerLostError, OperationTimeoutError: a peer is gone.
+            ValueError: if `name` is not in the training's `parameters`, or was reduced before in this step.
+            TensorMismatchError: if the shape differs from the parameter's.
+            PeerLostError: if another rank died or left.
+            OperationTimeoutError: if another rank did not respond in time.
         """
         training = self._training
         place = training.gradients.get(name)
         if place is None or name in self._means:
-            expected = f"a gradient once, of one of the parameters {list(training.gradients)}"
+            expected = f"one of the parameters {list(training.gradients)}, once per step"
             raise ValueError(f"{training.where}: reduce: expected {expected}; found {name!r}")
         parameter = training.views[name]
         array = np.require(gradient, parameter.dtype, ["C", "W"])
@@ -85,33 +92,40 @@ class StepContext:
         training.reducer.ready(place, array)
 
     def mean(self, name: str, timeout: float | None = None) -> np.ndarray:
-        """Wait for the mean of the ranks' gradients of a parameter, and give it.
+        """Wait for the mean of a parameter's gradients over the ranks, and return it.
 
         Args:
-            name: of a parameter whose gradient was given to `reduce` in this step.
-            timeout: seconds; None: as the ranks' group has it.
+            name: Name of a parameter that was passed to `reduce` in this step.
+            timeout: Seconds to wait. Defaults to twice the timeout of the ranks' group.
 
         Raises:
-            ValueError: it was not.
-            PeerLostError, OperationTimeoutError: a peer is gone, or does not come; names it.
+            ValueError: if `reduce` was not called for this parameter in this step.
+            PeerLostError: if another rank died or left. The message names it.
+            OperationTimeoutError: if another rank does not respond in time.
         """
         if name not in self._means:
-            raise ValueError(f"{self._training.where}: mean: expected reduce({name!r}, ...) before it; found none")
+            raise ValueError(
+                f"{self._training.where}: mean: expected a call of reduce({name!r}, ...) in this step; found none"
+            )
         self._training.reducer.wait(self._training.gradients[name], timeout)
         return self._means[name]
 
     @contextmanager
     def changing(self, name: str) -> Generator[np.ndarray]:
-        """Change an array of the state in place: in the block it is writable, after it, it has its final value.
+        """Change an array of the state in place: a `with` block that yields the array, writable.
+
+        Each array may be changed once per step. After the block it must have its final value of the step.
 
         Raises:
-            ValueError: it was changed before in this step.
-            TensorNotFoundError: there is no such array.
+            ValueError: if the array was changed before in this step.
+            TensorNotFoundError: if the state has no array of this name.
         """
         training = self._training
         training.await_tensor(name)
         if name in self._written:
-            raise ValueError(f"{training.where}: step {self.step}: expected one change of {name!r}; found another")
+            raise ValueError(
+                f"{training.where}: step {self.step}: expected one change of {name!r}; found a second change"
+            )
         if self._hooks is not None and not self._written:
             self._hooks.before_update()
         self._written.add(name)
@@ -120,10 +134,12 @@ class StepContext:
             self._hooks.updated(name, training.state[name])
 
     def update(self, name: str, value: ArrayLike) -> None:
-        """Set what an array of the state is at the end of the step; errors as in `changing`.
+        """Set the final value of an array of the state in this step. Each array may be changed once per step.
 
         Raises:
-            TensorMismatchError: another shape, or a kind of numbers that the array cannot hold.
+            ValueError: if the array was changed before in this step.
+            TensorNotFoundError: if the state has no array of this name.
+            TensorMismatchError: if the value has another shape, or cannot be cast to the array's kind of number.
         """
         with self.changing(name) as array:
             if np.shape(value) != array.shape:
@@ -137,22 +153,24 @@ class StepContext:
 
 
 class NumpyTraining:
-    """A training whose step is a function (`training.Training`).
+    """One rank of a training made of named NumPy arrays and a function for one step. Implements `Training`.
 
     Args:
-        context: what the rank's training is built from.
-        state: name -> array, in the order in which a forward pass reads them: parameters, momenta, statistics. The
-            training writes to the arrays themselves, where they are contiguous; nobody else may.
-        step: trains one step and gives the loss.
-        parameters: those of the state whose gradients `StepContext.reduce` takes. Each step must reduce all of them.
-        random: the generator that steps draw from.
-        updates: names in the order in which a step changes them; the others come last. None: reversed as in `state`.
-        local: names of those that may differ between ranks.
-        options: options of the step and their values where the user says nothing.
+        context: The context passed to the build function.
+        state: Name -> array, in the order in which a forward pass reads them: parameters, momenta, statistics.
+            Contiguous, writable arrays are changed in place; do not use them elsewhere.
+        step: Function that trains one step and returns the loss.
+        parameters: Names of the arrays whose gradients are averaged. Each step must pass all of them to
+            `StepContext.reduce`.
+        random: Generator for the random numbers of steps.
+        updates: Names of arrays in the order in which a step changes them. Other arrays follow. Defaults to the
+            reverse order of `state`.
+        local: Names of the arrays that may differ between ranks, such as statistics.
+        options: Names and default values of the options. Values in `context.options` replace them.
 
     Raises:
-        ValueError: an option or a name that is not known, or given twice.
-        TensorMismatchError: what is in `state` is no array of numbers.
+        ValueError: if a name is unknown or given twice, or an option has a value of another kind than its default.
+        TensorMismatchError: if a value in `state` is not an array of numbers.
 
     >>> def step(now: StepContext) -> float:
     ...     error = now["w"] - now.random.normal(size=2)
@@ -180,13 +198,13 @@ class NumpyTraining:
     ) -> None:
         self.context = context
         self.where = f"training {context.run!r}, rank {context.rank}"
-        """For errors."""
+        """Name of this rank for error messages."""
         self.state = {
             name: np.require(as_numpy(array, f"{self.where}: {name!r}"), requirements=["C", "W"])
             for name, array in state.items()
         }
         self.views = {name: read_only(array) for name, array in self.state.items()}
-        """What steps read."""
+        """Read-only views of the state's arrays, by name."""
         self.options: dict[str, Any] = dict(options)
         self._check_kinds({name: value for name, value in context.options.items() if name in options})
         self.options.update(context.options)
@@ -198,7 +216,7 @@ class NumpyTraining:
         self._hooks: Hooks | None = None
         self._gate: Callable[[str], None] | None = None
         self._gated: set[str] = set()
-        """Tensors that the gate has not let through yet."""
+        """Tensors that a clone's first step has not waited for yet."""
         self._check_names("parameters", parameters)
         self._check_names("local", local)
         self._check_names("updates", updates or ())
@@ -210,17 +228,17 @@ class NumpyTraining:
         ]
         names = [name for name in order if name in parameters]
         self.gradients = {name: place for place, name in enumerate(names)}
-        """Parameter -> its place in the backward pass."""
+        """Parameter name -> its position in the backward pass."""
         sizes, dtypes = [self.state[name].nbytes for name in names], [self.state[name].dtype.name for name in names]
         self.reducer = Reducer(context.group, sizes, dtypes=dtypes, names=names)
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began, including those before a fork."""
         return self._done
 
     def step(self) -> float:
-        """Train one step; gives the loss."""
+        """Train one step and return the loss."""
         number, hooks = self._done + 1, self._hooks
         telling = hooks is not None and hooks.step_begins(number)
         self.reducer.begin()
@@ -235,10 +253,10 @@ class NumpyTraining:
         return loss
 
     def await_tensor(self, name: str) -> None:
-        """Wait, in a clone's first step, until a tensor is there.
+        """Wait until a tensor has been received. Returns immediately except in the first step of a clone.
 
         Raises:
-            TensorNotFoundError: there is no such tensor.
+            TensorNotFoundError: if the state has no array of this name.
         """
         if name in self._gated and self._gate is not None:
             self._gate(name)
@@ -247,14 +265,14 @@ class NumpyTraining:
             raise TensorNotFoundError(f"{self.where}: expected one of {list(self.state)}; found {name!r}")
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Attach what is called in each step; None: nothing."""
+        """Set the hooks to call in each step. None removes them."""
         self._hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Go on with other options; a value must be of the same kind as that before.
+        """Change the given options.
 
         Raises:
-            ValueError: an option that it does not have, or a value of another kind.
+            ValueError: if an option is unknown, or its value is of another kind (number, text, ...) than the old one.
         """
         unknown = sorted(options.keys() - self.options.keys())
         if unknown:
@@ -272,23 +290,23 @@ class NumpyTraining:
                 )
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` takes an option of this name."""
+        """Return whether `configure` accepts an option of this name."""
         return option in self.options
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors, in the order in which a step changes them."""
+        """List the tensors of the state, in the order in which a step changes them."""
         return self._specs
 
     def forward_order(self) -> Sequence[str]:
-        """Name the tensors as they stand in the state."""
+        """List the names of the tensors, in the order of the constructor argument `state`."""
         return list(self.state)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Return a tensor, read-only, without a copy."""
+        """Return a read-only view of a tensor."""
         return self.views[name]
 
     def facts(self) -> Facts:
-        """Return steps done, the random generator's state, and the options that are numbers or texts."""
+        """Return the number of steps, the random generator's state, and the options that are numbers or strings."""
         state = None if self.random is None else _plain(self.random.bit_generator.state)
         options = {
             name: _plain(cast(object, value)) for name, value in self.options.items() if isinstance(value, _TRAVELS)
@@ -296,17 +314,17 @@ class NumpyTraining:
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
-        """Return a tensor's own memory."""
+        """Return a tensor itself, to receive its value into."""
         return self.state[name]
 
     def filled(self, name: str) -> None:
-        """Tell that all of a tensor's `memory` has been written."""
+        """Do nothing: a received tensor is already in place."""
 
     def restore(self, facts: Facts) -> None:
-        """Take over another rank's facts; options that this one was told stay.
+        """Apply the `facts` of another rank. Options that the user set for this rank keep their values.
 
         Raises:
-            ValueError: they are not those of such a training, or of one with another kind of random generator.
+            ValueError: if the `facts` belong to another kind of training or of random generator.
         """
         if set(facts) != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
             random = "none" if self.random is None else type(self.random.bit_generator).__name__
@@ -317,18 +335,20 @@ class NumpyTraining:
             try:
                 self.random.bit_generator.state = facts["random"]
             except (KeyError, TypeError, ValueError) as exc:
-                raise ValueError(f"{self.where}: facts: random: expected a state that fits; {exc}") from exc
+                raise ValueError(
+                    f"{self.where}: facts: random: expected a state of the same kind of generator; {exc}"
+                ) from exc
         options = facts["options"]
         self.options.update({name: options[name] for name in (self.options.keys() & options.keys()) - self._told})
         self._done = int(facts["steps_done"])
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Have the next step call `wait(name)` before it first reads a tensor, or at its end if it reads it never."""
+        """Make the next step call `wait(name)` before it first reads each tensor, or at its end for unread tensors."""
         self._gate = wait
         self._gated = set(self.state) if wait is not None else set()
 
     def close(self) -> None:
-        """Let go of the hooks and the gradients."""
+        """Remove the hooks and stop averaging gradients."""
         self._hooks = None
         self.reducer.close()
 

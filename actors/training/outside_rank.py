@@ -21,7 +21,7 @@ from .training import TensorSpec
 
 
 class OutsideRank:
-    """What `ForkableRank` and `ForkCallback` share."""
+    """The common base of `ForkableRank` and `ForkCallback`."""
 
     run: str
     rank: int
@@ -32,15 +32,15 @@ class OutsideRank:
     _lock: threading.Lock
     """Held while a step begins or ends, and while a state is captured between two steps."""
     _inside: bool
-    """A step has begun."""
+    """Whether a step is in progress."""
     _counted: int
-    """Steps since the rank was made."""
+    """Number of steps since the rank was created."""
     _ends: deque[float]
-    """When the last steps ended, by the monotonic clock."""
+    """End times of the last steps, by the monotonic clock."""
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began."""
         raise NotImplementedError
 
     def specs(self) -> Sequence[TensorSpec]:
@@ -52,14 +52,15 @@ class OutsideRank:
         raise NotImplementedError
 
     def _unhook(self) -> None:
-        """Take off what was attached to the training."""
+        """Remove the hooks from the training."""
         raise NotImplementedError
 
     def close(self, give_up: bool = False) -> None:
-        """End the connection to the run: the rank cannot be forked after that. Does nothing in a forked child.
+        """Unregister the rank, so that it can no longer be forked. Does nothing in a forked child process.
 
         Args:
-            give_up: do not send what a fork has captured; otherwise that is sent first, within the fork's timeout.
+            give_up: Whether to abort a fork in progress. By default, the state that it has captured is sent first,
+                within the timeout of the fork.
         """
         if self._mailbox.opened.inherited:
             return
@@ -76,7 +77,7 @@ class OutsideRank:
         self.close(give_up=error is not None)
 
     def describe(self) -> RankReport:
-        """Tell what it is and how far it is. A rank counts as training while it is within a step."""
+        """Return the rank's state and progress. Its `training` is true while a step is in progress."""
         ends = list(self._ends)
         return RankReport(
             run=self.run,
@@ -96,19 +97,31 @@ class OutsideRank:
         )
 
     def arm(self, order: ForkOrder, step: int) -> None:
-        """Take an order to fork; errors as in `ForkHooks.arm`."""
+        """Accept an order to fork after `step`.
+
+        Raises:
+            ForkError: if the step has begun, another fork is in progress, or the order describes another state.
+        """
         self._fork_hooks.arm(order, step)
 
     def agree(self, fork_id: str) -> None:
-        """Learn that all ranks have taken it; errors as in `ForkHooks.agree` and `ForkHooks.capture`."""
+        """Receive the confirmation that all ranks have accepted the order of a fork.
+
+        Raises:
+            ForkError: if the fork is unknown or has failed.
+        """
         if self._fork_hooks.agree(fork_id):  # a step that waits for it holds the lock
             with self._lock:
                 self._fork_hooks.capture()
 
     def cancel(self, fork_id: str, reason: str) -> None:
-        """Give up a fork."""
+        """Abort a fork."""
         self._fork_hooks.cancel(fork_id, reason)
 
     def fork_state(self, fork_id: str, timeout: float) -> ForkState:
-        """Wait for a fork's end, and tell how it goes; errors as in `ForkHooks.state`."""
+        """Wait until a fork ends, and return its state.
+
+        Raises:
+            ForkError: if the fork is unknown.
+        """
         return self._fork_hooks.state(fork_id, timeout)

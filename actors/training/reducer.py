@@ -132,7 +132,9 @@ class Reducer:
         with self._changed:
             self._check()
             if self._begun:
-                raise PeerLostError(f"{self._where}: expected all of the step before; {self._missing()} never came")
+                raise PeerLostError(
+                    f"{self._where}: expected all gradients of the previous step; {self._missing()} are missing"
+                )
             self._arrays, self._reduced, self._begun = {}, set(), bool(self._buckets)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tensorvine-reduce", daemon=True)
@@ -155,7 +157,7 @@ class Reducer:
         if self._group is None:
             return
         if not 0 <= index < len(self._sizes):
-            raise ValueError(f"{self._where}: expected one of {len(self._sizes)} gradients; found {index}")
+            raise ValueError(f"{self._where}: expected a gradient's index below {len(self._sizes)}; found {index}")
         memory = typed(array, f"gradient {self._names[index]!r}")
         if (memory.nbytes, memory.dtype) != (self._sizes[index], self._dtypes[index]):
             raise TensorMismatchError(
@@ -216,7 +218,7 @@ class Reducer:
             self._check()
             raise OperationTimeoutError(
                 f"{self._where}: expected the mean of {what} within {allowed:.1f} s; "
-                + (f"{missing} never came" if (missing := self._missing()) else "the peers are not there yet")
+                + (f"{missing} are missing" if (missing := self._missing()) else "other ranks are late")
             )
 
     def _check(self) -> None:
@@ -224,7 +226,7 @@ class Reducer:
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise PeerLostError(f"{self._where}: expected it to be open; it was closed here")
+            raise PeerLostError(f"{self._where}: expected an open reducer; it was closed")
 
     def _missing(self) -> str:
         """Name the gradients that have not come in this step. The lock is held."""

@@ -55,36 +55,38 @@ class Options(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank of a training, as it was when it was asked; a rank that trains answers at once, too."""
+    """State and progress of one rank, returned by `Trainers.describe`."""
 
     run: str
-    """The run's name."""
+    """Name of the run."""
     rank: int
+    """Number of the rank, from 0."""
     size: int
-    """Ranks of the run."""
+    """Number of ranks of the run."""
     steps_done: int
-    """Since the training's beginning, those before a fork included."""
+    """Number of steps since the training began, including those before a fork."""
     training: bool
-    """A train is under way, or was announced and begins soon."""
+    """Whether the rank is training, or is about to begin."""
     step_s: float
-    """Mean seconds of the last steps; 0 before the first."""
+    """Mean seconds of the last steps. It is 0 before the first step."""
     losses: int
-    """Steps that were trained here."""
+    """Number of steps that were trained in this process."""
     specs: tuple[TensorSpec, ...]
-    """The tensors of its state, in the order in which a step updates them."""
+    """The tensors of the rank's state, in the order in which a step updates them."""
     forward_order: tuple[str, ...]
-    """Their names in the order in which the next forward pass needs them."""
+    """Names of the tensors, in the order in which the next forward pass reads them."""
     backend: str | None
-    """What carries the bytes between the ranks; None for a single one."""
+    """Collective back end of the ranks: "shared", "gloo" or "nccl". None for a single rank."""
     node: str
-    """Id of the node that it runs on."""
+    """Id of the rank's node."""
     pid: int
+    """Process id of the rank."""
     saved: ModelRef | None = None
-    """The version that was saved or restored last: the parent of the next."""
+    """The version that was saved or restored last. It is the parent of the next save."""
     fork: str | None = None
-    """Id of the fork that is under way."""
+    """Id of the fork in progress. None if there is no fork."""
     own_loop: bool = False
-    """It trains in a loop that is not ours (`ForkCallback`, `ForkableRank`): `training` is false between two steps."""
+    """Whether the rank uses `ForkCallback` or `ForkableRank`. Then `training` is false between two steps."""
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:

@@ -37,29 +37,37 @@ def start_trainers(
     timeout: float = 120.0,
     engine: EngineChoice = None,
 ) -> Trainers:
-    """Start a data-parallel training: an actor for each rank, on the repository's engine, or on the one that runs.
+    """Start a data-parallel training with one actor per rank.
+
+    The ranks average their gradients during the backward pass. They stop when the process that started them ends. If
+    the start fails, all started ranks are stopped.
 
     Args:
-        build: makes a rank's training from its `RankContext`. It is sent to the actors by the engine, so a function of
-            a module that they cannot import must be defined in the main script, or within another function. All ranks
-            must come to the same state: give them one seed.
-        count: ranks.
-        name: of the run; None: made up.
-        options: what `build` and the training's steps are told: learning rate, seed, which data.
-        backend: what carries the bytes between ranks: "auto", "shared", "gloo" or "nccl".
-        repository: a repository, or its name, that the run saves to; None: it cannot save.
-        nodes: ids of the nodes that ranks are placed on, in turn; None: any.
-        placement_group: a Ray placement group: rank r is placed in its bundle r.
+        build: Function that builds the training of a rank from its `RankContext`. All ranks must begin with the same
+            state, so use the same seed. The engine sends the function to the actors. A function of a module that the
+            actors cannot import must be defined in the main script or within another function.
+        count: Number of ranks.
+        name: Name of the run. Defaults to a generated name.
+        options: Options for `build` and the training's steps, such as learning rate, seed and data set.
+        backend: Collective back end of the ranks: "auto", "shared", "gloo" or "nccl".
+        repository: Repository that the run saves to, or its name. None means that the run cannot save.
+        nodes: Ids of the nodes to place the ranks on, in turn. None means any node.
+        placement_group: A Ray placement group. Rank r is placed in its bundle r.
         cpus: CPU slots of each rank.
         gpus: GPUs of each rank.
-        timeout: seconds for the start, and for which a rank waits for its peers in a step.
-        engine: what runs the ranks, as of `Repository.start`; None: the repository's, or the one that runs.
+        timeout: Seconds to wait for the start. Later, seconds that a rank waits for the others in a step.
+        engine: Engine that runs the ranks, as in `Repository.start`. Defaults to the engine of `repository`, if that
+            is a `Repository`, else to the engine running in this process, else to a Ray embedded in this process.
+
+    Returns:
+        The ranks.
 
     Raises:
-        ValueError: an argument is wrong.
-        OptionError: no repository is given, and both Ray and Dask run in this process.
-        OperationTimeoutError: ranks did not start in time: no node has what they take; names them.
-        Exception: whatever `build` raises.
+        ValueError: if an argument is invalid.
+        OptionError: if neither `engine` nor a `Repository` is given, and both Ray and Dask run in this process.
+        OperationTimeoutError: if ranks do not start in time, for example because no node has the resources. The
+            message names the ranks.
+        Exception: any error that `build` raises.
 
     >>> trainers = start_trainers(build, 2, options={"seed": 7}, cpus=1)         # doctest: +SKIP
     """
@@ -118,16 +126,16 @@ def _check(
     bundles = getattr(placement_group, "bundle_count", None)
     problems = [
         (not callable(recipe.build), f"build: expected a function of a RankContext; found {recipe.build!r}"),
-        (type(count) is not int or count < 1, f"count: expected ranks from 1; found {count!r}"),
+        (type(count) is not int or count < 1, f"count: expected at least 1 rank; found {count!r}"),
         (recipe.backend not in BACKENDS, f"backend: expected one of {', '.join(BACKENDS)}; found {recipe.backend!r}"),
-        (recipe.cpus < 0, f"cpus: expected from 0; found {recipe.cpus}"),
-        (recipe.gpus < 0, f"gpus: expected from 0; found {recipe.gpus}"),
+        (recipe.cpus < 0, f"cpus: expected at least 0; found {recipe.cpus}"),
+        (recipe.gpus < 0, f"gpus: expected at least 0; found {recipe.gpus}"),
         (timeout <= 0, f"timeout: expected seconds above 0; found {timeout}"),
-        (nodes is not None and not nodes, "nodes: expected ids of nodes, or None; found none"),
-        (nodes is not None and placement_group is not None, "nodes: expected none beside placement_group; found both"),
+        (nodes is not None and not nodes, "nodes: expected at least one node id, or None; found none"),
+        (nodes is not None and placement_group is not None, "nodes: expected nodes or placement_group; found both"),
         (
             placement_group is not None and (not isinstance(bundles, int) or bundles < count),
-            f"placement_group: expected one of {count} bundles or more; found {bundles}",
+            f"placement_group: expected one with at least {count} bundles; found {bundles}",
         ),
     ]
     for wrong, text in problems:

@@ -125,8 +125,8 @@ class TrainerActor(Forkable):
         if self._group is not None:
             self._group.close()
         if not ended and not self._loop.close(CLOSE_S):
-            log.info("%s: its step goes on while it is closed", self._where)
-        self._end_forks("it was closed")
+            log.info("%s: closed while a step is still running", self._where)
+        self._end_forks("the rank was closed")
         if self._loop.training is not None:
             self._loop.training.close()
         self._versions.close()
@@ -158,7 +158,7 @@ class TrainerActor(Forkable):
         told = self._recipe.options.keys() | self._told.read
         unknown = [name for name in options if name not in told and knows is not None and not knows(name)]
         if unknown:
-            raise ForkError(f"{self._where}: options: expected some that it has; found {unknown}")
+            raise ForkError(f"{self._where}: options: expected options that the training has; found {unknown}")
         return self._recipe
 
     # ---- training ---------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class TrainerActor(Forkable):
     async def _begin(self, steps: int, fork: str | None) -> Future[list[float]]:
         if self._broken is not None:
             raise PeerLostError(
-                f"{self._where}: train: expected all ranks in step; it left them at an error: {self._broken}"
+                f"{self._where}: train: expected connected ranks; this rank left the group after {self._broken}"
             )
         if fork is not None:
             await self._await_adoption(fork)
@@ -222,7 +222,9 @@ class TrainerActor(Forkable):
 
     def _make(self, change: _Change, method: Callable[..., object], arguments: Sequence[object]) -> object:
         if not change.decided.wait(DECISION_S):
-            raise OperationTimeoutError(f"{self._where}: expected the word on a change within {DECISION_S} s")
+            raise OperationTimeoutError(
+                f"{self._where}: expected the decision on a change within {DECISION_S} s; it was not received"
+            )
         return method(*arguments) if change.made else None
 
     @answers(TrainerCalls.decide)
@@ -230,7 +232,7 @@ class TrainerActor(Forkable):
         prepared = self._changes.pop(change, None)
         if prepared is None:
             if made:
-                raise ValueError(f"{self._where}: expected a change that was prepared; found {change!r}")
+                raise ValueError(f"{self._where}: expected a prepared change; found {change!r}")
             return None
         prepared.made = made
         prepared.decided.set()

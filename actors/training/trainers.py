@@ -44,7 +44,10 @@ _R = TypeVar("_R")
 
 
 class Trainers(list[Actor]):
-    """The ranks of a training, in order: a list of handles of their actors. `start_trainers` makes it.
+    """The ranks of a training: a list of their actor handles, in order of rank.
+
+    `start_trainers`, `fork` and `fork_version` return it. The ranks stop at `close`, at the end of the `with` block, or
+    when the process that started them ends. `report` is the `ForkReport` of clones, and None for other ranks.
 
     >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
     ...     losses = trainers.train(100)
@@ -57,15 +60,15 @@ class Trainers(list[Actor]):
     ) -> None:
         super().__init__(actors)
         self.engine = engine
-        """What runs the actors."""
+        """The engine that runs the actors."""
         self.name = name
-        """The run's name."""
+        """Name of the run."""
         self.pending: list[Answer[list[float]]] = []
-        """Answers of the train that was begun last, by rank."""
+        """Pending results of the last `train_async`, by rank."""
         self.report: Any = None
-        """How the fork went that these are clones of."""
+        """The `ForkReport` of the fork that created these ranks. None if they are not clones."""
         self._trains = 0
-        """How many trains were begun."""
+        """Number of `train_async` calls."""
         self._opened = Opened(f"ranks of {name!r}")
         self._actor_names = list(actor_names)
         self._owns_cluster = owns_cluster
@@ -73,67 +76,84 @@ class Trainers(list[Actor]):
     # ---- training ---------------------------------------------------------------------------------------
 
     def train(self, steps: int, timeout: float = 3600.0) -> list[list[float]]:
-        """Train so many steps, and give their losses by rank.
+        """Train a number of steps on all ranks, and return the losses of each rank.
 
         Args:
-            steps: from 1.
-            timeout: seconds for all of them.
+            steps: Number of steps, at least 1.
+            timeout: Seconds to wait for all steps together.
+
+        Returns:
+            One list per rank with the loss of each step. The lists are shorter if `stop` was called.
 
         Raises:
-            ValueError: a train is under way.
-            PeerLostError: a rank died or left; names it.
-            OperationTimeoutError: it goes on; names the ranks.
-            Exception: whatever the training raises.
+            ValueError: if the ranks are already training.
+            PeerLostError: if a rank died or left. The message names it.
+            OperationTimeoutError: if the steps take longer. The ranks continue to train.
+            Exception: any error that the training raises.
         """
         self.train_async(steps)
         return self.results(timeout)
 
     def train_async(self, steps: int, fork: str | None = None) -> list[Answer[list[float]]]:
-        """Begin to train; `results` gives the losses.
+        """Start to train and return immediately. `results` returns the losses.
 
-        When this returns, all ranks that live count as training, although some may not have begun.
+        From then on all running ranks report that they are training, even before their first step begins.
 
         Args:
-            steps: from 1.
-            fork: from the state that this fork brings; None: as the ranks stand.
+            steps: Number of steps, at least 1.
+            fork: Id of a fork whose state the ranks must receive first. None means to train from the current state.
+
+        Returns:
+            The pending result of each rank, which `results` waits for.
         """
         self._trains += 1
         for rank, answer in enumerate(self._send(TrainerCalls.announce(self._trains))):
             try:
                 answer.result(ANSWER_S)
             except TensorVineError as exc:  # the train itself will say so, where it is waited for
-                log.info("rank %d of %r was not told that a train comes: %s", rank, self.name, exc)
+                log.info("rank %d of %r could not be notified that a training begins: %s", rank, self.name, exc)
         self.pending = self._send(TrainerCalls.train(steps, fork, self._trains))
         return self.pending
 
     def results(self, timeout: float = 3600.0) -> list[list[float]]:
-        """Wait for the train that was begun last, and give its losses by rank; errors as in `train`."""
+        """Wait until the training started by the last `train_async` ends, and return the losses of each rank.
+
+        Raises:
+            ValueError: if `train_async` was not called before, or the ranks were already training.
+            PeerLostError, OperationTimeoutError, Exception: As in `train`.
+        """
         if not self.pending:
-            raise ValueError(f"results of {self.name!r}: expected train_async before it; found none")
+            raise ValueError(f"results of {self.name!r}: expected a call of train_async before; found none")
         return self._collect(self.pending, "train", timeout)
 
     def stop(self, timeout: float = 600.0) -> None:
-        """End the train under way, at all ranks after the same step; it gives the losses so far.
+        """Stop training after the same step on all ranks. `train` and `results` return the losses so far.
 
         Args:
-            timeout: seconds until that step has ended.
+            timeout: Seconds to wait until that step has ended.
+
+        Raises:
+            PeerLostError: if a rank died or left. The message names it.
+            OperationTimeoutError: if the step has not ended in time.
         """
         self._together(TrainerCalls.stop(), timeout)
 
     def configure(self, options: Mapping[str, object], timeout: float = 600.0) -> None:
-        """Change options, at all ranks after the same step.
+        """Change options after the same step on all ranks.
 
         Args:
-            options: those that change.
-            timeout: seconds until that step has ended.
+            options: New values of the options to change.
+            timeout: Seconds to wait until that step has ended.
 
         Raises:
-            ValueError: an option that the training does not have, or a wrong value.
+            ValueError: if the training does not have an option, or the value is invalid.
+            PeerLostError: if a rank died or left. The message names it.
+            OperationTimeoutError: if the step has not ended in time.
         """
         self._together(TrainerCalls.configure(dict(options)), timeout)
 
     def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
-        """Tell how far the ranks are; they answer while they train."""
+        """Return the state and progress of each rank, also during training."""
         return self._ask(TrainerCalls.describe(), timeout)
 
     # ---- repository -------------------------------------------------------------------------------------
@@ -145,30 +165,35 @@ class Trainers(list[Actor]):
         metadata: Mapping[str, object] | None = None,
         timeout: float = 600.0,
     ) -> Saved:
-        """Save rank 0's whole state between two steps, as a child of what was last saved or restored.
+        """Save the whole state of rank 0 between two steps: model, optimizer, counters and random state.
+
+        The parent of the new version is the version that was saved or restored last.
 
         Args:
-            name: the model's name.
-            quality, metadata: as in `Repository.save`; the metadata gets the training's facts as "training".
-            timeout: seconds; the step under way must end in it.
+            name: Name of the model.
+            quality: As in `Repository.save`.
+            metadata: As in `Repository.save`, but NaN and infinity are allowed: they are stored as `{"float": "nan"}`,
+                `{"float": "inf"}` and `{"float": "-inf"}`. A mapping that looks like one of these is stored with its
+                value in a list, as `{"float": ["nan"]}`. The key "training" is added and must not be used.
+            timeout: Seconds to wait, including the end of the current step.
 
         Raises:
-            ValueError: the training was started without a repository.
-            TensorVineError: what `Repository.save` raises.
+            ValueError: if the training was started without a repository, or `metadata` has the key "training".
+            TensorVineError: As in `Repository.save`.
         """
         return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
     def restore_from(self, model: Model, timeout: float = 600.0) -> None:
-        """Go on from a version that `save` made, at all ranks; all get rank 0's state.
+        """Restore a version that `save` saved, after the same step on all ranks. All ranks get the same state.
 
         Args:
-            model: the version, of this run or another.
-            timeout: seconds; the step under way must end in it.
+            model: The version, of this run or another one.
+            timeout: Seconds to wait, including the end of the current step.
 
         Raises:
-            ValueError: the training was started without a repository, or the version has no facts of one.
-            TensorMismatchError: its tensors are not those of the training; nothing has changed.
-            TensorVineError: what `Repository.load` raises.
+            ValueError: if the training was started without a repository, or `Trainers.save` did not save the version.
+            TensorMismatchError: if the version's tensors do not match those of the training. Nothing is changed.
+            TensorVineError: As in `Repository.load`.
         """
         name, version = split_ref(model)
         self._together(TrainerCalls.restore_from(name if version is None else ModelRef(name, version)), timeout)
@@ -176,17 +201,17 @@ class Trainers(list[Actor]):
     # ---- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the ranks, whatever they do. Does nothing if they were ended, or in a forked child of their starter."""
+        """Stop the ranks, even during a step. Does nothing if they are stopped, or in a forked child process."""
         if not self._actor_names or self._opened.inherited:
             return
         try:
             self._ask(TrainerCalls.close(), CLOSE_S)
         except TensorVineError as exc:
-            log.info("not all ranks of %r ended by themselves: %s", self.name, exc)
+            log.info("not all ranks of %r closed on request: %s", self.name, exc)
         self.kill()
 
     def kill(self) -> None:
-        """End the ranks at once; what they hold goes with their processes. Does nothing in a forked child."""
+        """Kill the processes of the ranks. Does nothing in a forked child process."""
         if self._opened.inherited:
             return
         names, self._actor_names = self._actor_names, []
@@ -227,7 +252,7 @@ class Trainers(list[Actor]):
         rank, error = root_cause(failed)
         if isinstance(error, ShardUnavailableError):
             raise PeerLostError(
-                f"rank {rank} of {self.name!r}: {what}: expected it to live; it died: {error}"
+                f"rank {rank} of {self.name!r}: {what}: expected a running rank; it died: {error}"
             ) from error
         raise error
 
@@ -244,9 +269,9 @@ class Trainers(list[Actor]):
                 self._ask(TrainerCalls.decide(change, True), timeout)
                 return
             self._ask(TrainerCalls.decide(change, False), ANSWER_S)
-            log.info("%s of %r: step %s was too soon for a rank", method, self.name, step)
+            log.info("%s of %r: step %s was too early for a rank", method, self.name, step)
         raise OperationTimeoutError(
-            f"{method} of {self.name!r}: expected a step that no rank has begun; {TRIES} were too soon"
+            f"{method} of {self.name!r}: expected a step that no rank has begun; {TRIES} steps were too early"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ..collective.group import Group
 
 Facts = Mapping[str, Any]
-"""What is no tensor: JSON-like."""
+"""The part of a training's state that is not tensors, as JSON-like values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,126 +25,137 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """By name, as `store.arrays.dtype_name` gives it."""
+    """Name of the dtype, such as "float32"."""
     shape: tuple[int, ...]
     nbytes: int
     local: bool = False
-    """Ranks may differ in it (statistics of a batch, random state): it goes whole, from one rank to its clone."""
+    """Whether ranks may have different values, as in batch statistics and random states. A fork sends the whole tensor
+    from one rank to its clone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What a rank's training is built from."""
+    """The argument of the function that builds a rank's training: the `build` of `start_trainers` and `fork`."""
 
     run: str
-    """The run's name."""
+    """Name of the run."""
     rank: int
+    """Number of this rank, from 0."""
     size: int
-    """Ranks of the run."""
+    """Number of ranks of the run."""
     group: Group | None
-    """The ranks' group; None for a single rank."""
+    """Collective group of the ranks. None for a single rank."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the user said: learning rate, seed, which data. A fork may say other ones for its clones."""
+    """Options passed to `start_trainers`, such as learning rate and seed. A fork may change them for its clones."""
 
 
 class Hooks(Protocol):
-    """What a training calls in each step; `fork.fork_hooks.ForkHooks` is one. All are cheap while nothing is forked."""
+    """The methods that a `Training` calls in each step. They cost little while there is no fork."""
 
     def step_begins(self, step: int) -> bool:
-        """Tell that step `step` is about to begin; gives whether `updated` wants to be called in it."""
+        """Receive the number of the step that is about to begin. Return whether to call `updated` in it."""
         ...
 
     def before_update(self) -> None:
-        """Tell that tensors are about to be written to in place: what still travels is set aside first.
+        """Prepare for in-place changes of tensors: copy those that a fork is still sending.
 
-        Called before a step's first update; not needed where an array given to `updated` never changes (`stable`).
+        Call it before the first update of a step. It is not needed if all tensors are passed to `updated` as `stable`.
         """
         ...
 
     def updated(self, name: str, array: object, stable: bool = False) -> None:
-        """Tell that a tensor has the value that the step ends with. Any thread, any order, once a tensor and step.
+        """Receive a tensor's final value of the step.
+
+        Call it at most once per tensor and step, from any thread and in any order.
 
         Args:
-            name: the tensor's, as in `specs`.
-            array: NumPy, or what DLPack or a buffer gives without a copy.
-            stable: the array's memory is never written to, as long as somebody holds it.
+            name: Name of the tensor, as in `specs`.
+            array: A NumPy array, or an object that provides DLPack or a buffer without a copy.
+            stable: Whether the array's memory never changes while the array is referenced.
         """
         ...
 
     def step_ended(self, step: int) -> None:
-        """Tell that the step has ended; tensors that `updated` did not tell are read by `Training.tensor`."""
+        """Receive the end of the step. Tensors not passed to `updated` are read with `Training.tensor`."""
         ...
 
 
 class Training(Protocol):
-    """One rank of a training that can be forked."""
+    """The interface of one rank of a training that can be forked. Implement it for a training of your own.
+
+    Steps count from 1. Two trainings with the same state and the same data must compute the same next step, bit for
+    bit. So let a batch depend only on the step, the rank and the number of ranks, or include its position in `facts`.
+    """
 
     def step(self) -> float:
-        """Train one step, calling the hooks; gives the loss (of this rank's batch)."""
+        """Train one step, call the hooks, and return the loss of this rank's batch."""
         ...
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning, those before a fork included."""
+        """Number of steps since the training began, including those before a fork."""
         ...
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Attach what is called in each step; None: nothing."""
+        """Set the hooks to call in each step. None removes them."""
         ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Go on with other options: those named are changed, the others stay.
+        """Change the given options. The others keep their values.
 
         Raises:
-            ValueError: an option that it does not have, or a wrong value.
+            ValueError: if the training does not have an option, or the value is invalid.
         """
         ...
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state, in the order in which a step updates them (that of the backward pass).
+        """List the tensors of the state, in the order in which a step updates them (the order of the backward pass).
 
-        Those of which `Hooks.updated` is not told come last, such as counters, statistics and random state.
+        Tensors that are not passed to `Hooks.updated` follow, such as counters, statistics and random states.
         """
         ...
 
     def forward_order(self) -> Sequence[str]:
-        """Name the tensors in the order in which the next forward pass needs them; the others follow."""
+        """List the names of the tensors, in the order in which the next forward pass reads them.
+
+        Tensors that it does not read follow.
+        """
         ...
 
     def tensor(self, name: str) -> object:
-        """Return a tensor's present value, without a copy where that is possible."""
+        """Return the current value of a tensor, without a copy if possible."""
         ...
 
     def facts(self) -> Facts:
-        """Return what is no tensor: steps done, schedule, random state."""
+        """Return the part of the state that is not tensors, as JSON-like values: steps, schedule, random states."""
         ...
 
     def memory(self, name: str) -> object:
-        """Return the contiguous memory that a clone's tensor is received into, all of which will be written.
+        """Return contiguous memory to receive a tensor into. All of it will be written.
 
-        It is the tensor's own where that is possible, otherwise scratch that `filled` assigns from.
+        It is the memory of the tensor itself if possible, else a buffer from which `filled` assigns the tensor.
         """
         ...
 
     def filled(self, name: str) -> None:
-        """Tell that all of a tensor's `memory` has been written."""
+        """Take over a tensor whose `memory` has been written completely."""
         ...
 
     def restore(self, facts: Facts) -> None:
-        """Take over another rank's facts. The tensors may still be on their way."""
+        """Apply the `facts` of another rank. The tensors may be received later."""
         ...
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Have the next step call `wait(name)` before it first reads a tensor; None: no more.
+        """Make the next step call `wait(name)` before it first reads each tensor. None cancels this.
 
-        A training that cannot tell when it reads calls it for all its tensors at the beginning of the step.
+        A training that cannot detect when a tensor is read calls `wait` for all tensors at the beginning of the step.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         ...
 
 
 Build = Callable[[RankContext], Training]
-"""Makes a rank's training. It is sent to the rank's actor by the engine."""
+"""A function that builds the training of a rank. The engine sends it to the rank's actor."""

@@ -62,7 +62,7 @@ class Versions:
             RepositoryNotFoundError: it does not run.
         """
         if self._name is None:
-            raise ValueError(f"{self._where}: expected start_trainers(repository=...); found none")
+            raise ValueError(f"{self._where}: start_trainers: repository: expected a repository; found None")
         with self._lock:
             if self._repo is None:
                 self._repo = Repository.connect(self._name)
@@ -111,7 +111,9 @@ class Versions:
         info = repo.info(model)
         facts = info.metadata.get(FACTS)
         if not isinstance(facts, Mapping):
-            raise ValueError(f"{self._where}: expected a version that a trainer saved; {info.ref} has no facts of one")
+            raise ValueError(
+                f"{self._where}: expected a version that Trainers.save saved; {info.ref} has no state of a training"
+            )
         arrays = repo.load(info.ref)
         expected = {spec.name: (spec.dtype, tuple(spec.shape)) for spec in training.specs()}
         found = {name: (dtype_name(array.dtype), array.shape) for name, array in arrays.items()}

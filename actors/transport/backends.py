@@ -38,7 +38,7 @@ def load(backend: str, where: str) -> None:
 
             Cuda()
     except (ImportError, RuntimeError) as exc:
-        raise ShardUnavailableError(f"{where}: expected what {backend!r} needs; {exc}") from exc
+        raise ShardUnavailableError(f"{where}: expected the packages of {backend!r}; {exc}") from exc
 
 
 def is_here(backend: str) -> bool:

@@ -65,7 +65,9 @@ class FilesTransport:
         found: dict[SegmentId, Received] = {}
         for segment, slots in places.items():
             if deadline.passed:
-                raise OperationTimeoutError(f"{what}: expected {len(places)} segments from files; got {len(found)}")
+                raise OperationTimeoutError(
+                    f"{what}: expected {len(places)} segments from files in time; found {len(found)}"
+                )
             found[segment] = self._read(segment, slots)
         return found
 
@@ -95,7 +97,7 @@ class FilesTransport:
             if file is None or not file.rows.keys() >= set(slots):
                 raise StorageError(
                     f"{self._files().directory.uri}: expected segment {segment[1]:x} with slots {list(slots)} on disk; "
-                    "it is not there yet, or not any more: `flush` waits for it, and other transports read from memory"
+                    "it is not written yet, or was deleted: call `flush` first, or use another transport"
                 )
             return file
 
@@ -111,6 +113,6 @@ class FilesTransport:
     def _files(self) -> Archive:
         if self._archive is None:
             if self._path is None:
-                raise StorageError("files transport: expected a repository with path=; it has none")
+                raise StorageError("files transport: expected a repository with path=; found one without it")
             self._archive = Archive(self._path, self._makers, create=False)
         return self._archive

@@ -205,7 +205,7 @@ def check_sizes(rows: Sequence[Row], asked: Asked, what: str) -> None:
         found = dict(zip(row.slots, row.sizes, strict=True))
         if isinstance(known, Mapping) and found != dict(known):
             where = f"{what}: segment {row.segment}"
-            raise CorruptDataError(f"{where}: expected slots of bytes {dict(known)}; found {found}")
+            raise CorruptDataError(f"{where}: expected slots of sizes {dict(known)}; found {found}")
 
 
 def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, object]:
@@ -216,7 +216,7 @@ def digest_facts(digests: Digests, rows: Sequence[Row]) -> dict[str, object]:
     """
     lost = [row.segment for row in rows if row.segment not in digests]
     if lost:
-        raise ModelLostError(f"segments {lost}: expected them to be held until they were hashed; they were let go")
+        raise ModelLostError(f"segments {lost}: expected them to be kept until they were hashed; they were released")
     return {"digests": [[digests[row.segment][slot] for slot in row.slots] for row in rows]}
 
 
@@ -250,7 +250,7 @@ class Pace:
     >>> pace.took(1)
     >>> pace.took(60)
     Traceback (most recent call last):
-    TimeoutError: expected it to take at least 32768 bytes a second; it took 61 in 3600 s
+    TimeoutError: expected it to read at least 32768 bytes a second; it read 61 in 3600 s
     """
 
     def __init__(self, grace: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -269,7 +269,7 @@ class Pace:
         spent = self._clock() - self._began
         if spent - self._bytes / LEAST_RATE > self._grace:
             raise TimeoutError(
-                f"expected it to take at least {LEAST_RATE} bytes a second; it took {self._bytes} in {spent:.0f} s"
+                f"expected it to read at least {LEAST_RATE} bytes a second; it read {self._bytes} in {spent:.0f} s"
             )
 
 
@@ -352,5 +352,5 @@ def _naturals(values: object) -> list[int]:
     found = cast("Sequence[object]", values)  # what it is not raises a TypeError
     numbers = [value for value in found if isinstance(value, int) and value >= 0]
     if len(numbers) != len(found):
-        raise ValueError(f"expected numbers from 0 on; found {values!r}")
+        raise ValueError(f"expected non-negative integers; found {values!r}")
     return numbers

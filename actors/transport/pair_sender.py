@@ -142,7 +142,7 @@ class PairSender:
                 pair.group = group
                 return group
         group.close()
-        raise OperationTimeoutError(f"{pair.name}: expected {member} to wait for it; it has left, or asked anew")
+        raise OperationTimeoutError(f"{pair.name}: expected {member} to wait for it; it has left or asked again")
 
     def _part(self, which: Callable[[str, _Pair], bool]) -> None:
         """Close the pairs of which this is true."""

@@ -148,7 +148,7 @@ class TcpClient:
             try:
                 return self._ask(connection, places, reading)
             except _StaleError:
-                log.debug("%s: its connection had ended; the next is taken", self._where(reading.what))
+                log.debug("%s: an idle connection was closed; using the next one", self._where(reading.what))
         return self._ask(self._connected(reading.deadline, reading.what), places, reading)
 
     def _connected(self, deadline: Deadline, what: str) -> socket.socket:
@@ -202,12 +202,14 @@ class TcpClient:
         except BaseException as exc:
             connection.close()
             if isinstance(exc, MemoryError) and not isinstance(exc, TensorVineError):
-                raise CorruptDataError(f"{self._where(what)}: expected what there is memory for; {exc}") from exc
+                raise CorruptDataError(f"{self._where(what)}: expected an answer that fits in memory; {exc}") from exc
             if isinstance(exc, TensorVineError) or not isinstance(exc, OSError):
                 raise
             if isinstance(exc, TimeoutError):
-                raise OperationTimeoutError(f"{self._where(what)}: expected all within its timeout; {exc}") from exc
-            raise ShardUnavailableError(f"{self._where(what)}: expected all of an answer; {exc}") from exc
+                raise OperationTimeoutError(
+                    f"{self._where(what)}: expected the whole answer within its timeout; {exc}"
+                ) from exc
+            raise ShardUnavailableError(f"{self._where(what)}: expected a whole answer; {exc}") from exc
 
     def _where(self, what: str) -> str:
         return f"{what}: TCP server {self.address[0]}:{self.address[1]}"
@@ -257,7 +259,7 @@ class _Reading:
         """Note that a connection is used meanwhile."""
         with self._lock:
             if self._given_up:
-                raise ConnectionAbortedError("the other half of the read has failed")
+                raise ConnectionAbortedError("another connection of this read has failed")
             self._connections.add(connection)
         try:
             yield

@@ -12,17 +12,24 @@ from .trigger import ScheduleLike
 
 
 class CheckpointCallback(FitCallback):
-    """Publishes a model's versions during `model.fit`.
+    """A Keras callback that publishes versions of a model during `model.fit`.
 
-    The plan needs the loss of each batch, where Keras reports the mean since the epoch began: the callback sums up the
-    losses that Keras' loss tracker receives. With `steps_per_execution` above 1 a loss is the mean over one execution,
-    and an update that is due within an execution is made at its end.
+    It waits for the last update at the end of `fit`. If `fit` may fail, use the callback in a `with` block, or call
+    `close`. Each call of `fit` has a plan and a report of its own.
+
+    The loss of each batch is computed from the values that Keras' loss tracker receives. If a custom `train_step` does
+    not update this tracker, the "loss" that it returns is used as the loss of the batch. With `steps_per_execution`
+    above 1, a loss is the mean over one execution, and updates that are due within an execution happen at its end.
 
     Args:
-        repo: the repository.
-        name: the model's name.
-        schedule: as in `Publisher`; "epoch": at each epoch's end.
-        warmup, transport, synchronous, keep: as in `Publisher`.
+        repo: The repository.
+        name: Name of the model.
+        schedule, warmup, transport, synchronous, keep: As in `Publisher`. `fit` provides the length of the training and
+            of its epochs, so `Publisher.expect` need not be called.
+
+    Raises:
+        ValueError: if an argument is invalid.
+        InvalidNameError: if the name is malformed.
 
     >>> model.fit(x, y, epochs=5, callbacks=[CheckpointCallback(repo, "nt3")])     # doctest: +SKIP
     """
@@ -44,18 +51,18 @@ class CheckpointCallback(FitCallback):
         super().__init__(self.publisher)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Pass on how long the training and its epochs are; a second `fit` has a publisher and a plan of its own."""
+        """Set the length of the training and of its epochs. A second `fit` begins a new plan and a new report."""
         if self.publisher.is_closed:
             self._steps = self.publisher = self._begin()
         super().on_train_begin(logs)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Wait until the last update exists."""
+        """Wait until the last update is committed, and close the publisher."""
         super().on_train_end(logs)
         self.close()
 
     def close(self) -> None:
-        """End what `fit` began and, having failed, did not end. A second call does nothing."""
+        """Wait for the last update and stop publishing, after a `fit` that failed. Further calls do nothing."""
         self.publisher.close()
 
     def __enter__(self) -> CheckpointCallback:
@@ -65,5 +72,5 @@ class CheckpointCallback(FitCallback):
         self.close()
 
     def report(self) -> PublishReport:
-        """Tell what was published."""
+        """Return a report of the updates of the last `fit`."""
         return self.publisher.report()

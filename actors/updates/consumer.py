@@ -35,17 +35,17 @@ class ConsumerCalls(RemoteCalls):
 
     @remote("data", repeatable=True)
     def infer(self, batch: object, timeout: float) -> Inference:
-        """Answer with the newest version."""
+        """Return the newest version's answer."""
         ...
 
     @remote("watch", repeatable=True)
     def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until a version or a newer one answers."""
+        """Wait until a version, or a newer one, answers."""
         ...
 
     @remote("ctl", repeatable=True)
     def status(self) -> ConsumerStatus:
-        """Tell how it does."""
+        """Return the consumer's status."""
         ...
 
 
@@ -57,7 +57,7 @@ class ConsumerActor:
         try:
             self._made = Follower(Repository.connect(repository), name, build, transport)
         except Exception as exc:
-            log.exception("consumer of %r: it could not start", name)
+            log.exception("consumer of %r: could not start", name)
             self._made = without_frames(exc)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
 
@@ -86,7 +86,14 @@ class ConsumerActor:
 
 
 class Consumer(Remote):
-    """A running consumer, as its starter sees it. Any number may run, on any node, and start and close at any time.
+    """A model in an actor that answers requests with the newest version, updated while it answers.
+
+    Consumers may start and stop at any time, on any node. A consumer that dies is restarted. A consumer that is slower
+    than the updates skips versions. It stops at `close`, at the end of the `with` block, or when the process that
+    started it ends.
+
+    A version with another architecture, or with tensors that do not fit, is refused: the previous version continues to
+    answer, and `ConsumerStatus.refused` contains the reason. If a version cannot be fetched, the consumer retries.
 
     >>> with Consumer.start(repo, "net", build) as consumer:      # doctest: +SKIP
     ...     answer = consumer.infer(batch)
@@ -109,19 +116,25 @@ class Consumer(Remote):
         """Start a consumer in an actor.
 
         Args:
-            repo: the repository whose versions it takes.
-            name: the model's name; its first version may be yet to come.
-            build: makes a model, twice: Keras, PyTorch, or an object with `assign(tensors)` and a call. It is sent
-                to the actor by the engine, see `Producer.start`.
-            transport: the way by which bytes come: "auto", "shared", "socket", "object_store", "gloo", "nccl" or
-                "files".
-            node: id of the node to run on; None: any.
-            gpus: GPUs that it takes.
+            repo: The repository that contains the model.
+            name: Name of the model. It need not have a version yet.
+            build: Function that builds a model: a Keras model, a torch module, or a `Servable`. It is called twice.
+                The engine sends it to the actor. A function of a module that the actor cannot import must be defined in
+                the main script or within another function.
+            transport: Transport that fetches the versions: "shared" (mapped memory, on one node), "socket",
+                "object_store", "gloo" and "nccl" (collective groups), or "files". "auto" means mapped memory if
+                possible, else the transport that was measured as the fastest on the consumer's node.
+            node: Id of the node to run on. None means any node.
+            gpus: GPUs of the actor.
+
+        Returns:
+            The consumer.
 
         Raises:
-            ValueError, InvalidNameError: an argument is wrong.
-            OperationTimeoutError: the actor did not start in time: no node has these resources.
-            Exception: whatever `build` raises.
+            ValueError: if an argument is invalid.
+            InvalidNameError: if the name is malformed.
+            OperationTimeoutError: if the actor does not start in time, for example because no node has the resources.
+            Exception: any error that `build` raises.
         """
         check_name(name)
         where = f"Consumer.start of {name!r}"
@@ -133,28 +146,41 @@ class Consumer(Remote):
         return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status())
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer with the newest version that has arrived.
+        """Call the newest version of the model that the consumer has, and return its answer.
 
         Args:
-            batch: what the model takes.
-            timeout: seconds, of which the first answer may wait all for the first version.
+            batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, or a dict or
+                tuple of these, which are moved to the module's device.
+            timeout: Seconds to wait for the answer. Before the first version, the call waits for it.
+
+        Returns:
+            The outputs and the version that computed them.
 
         Raises:
-            OperationTimeoutError: there is no version yet, or no answer in time.
-            ShardUnavailableError: the consumer died; it is being started again.
+            OperationTimeoutError: if there is no version or no answer in time. If versions were refused, the message
+                contains the reason for the last one.
+            ShardUnavailableError: if the consumer died. It is being restarted.
+            Exception: any error that the model raises.
         """
         seconds = seconds_of(timeout)
         return self._call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
-        """Wait until `version` or a newer one answers, and give it.
+        """Wait until version number `version`, or a newer one, answers.
+
+        Args:
+            version: Number of the version.
+            timeout: Seconds to wait.
+
+        Returns:
+            The version that answers.
 
         Raises:
-            OperationTimeoutError: it does not yet.
+            OperationTimeoutError: if no such version answers in time.
         """
         seconds = seconds_of(timeout)
         return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
-        """Tell how it does."""
+        """Return the current version of the consumer, its last deliveries and its counters."""
         return self._call(ConsumerCalls.status(), seconds_of(timeout))

@@ -153,9 +153,9 @@ def _unlike(graph: ModelGraph, mine: ModelGraph) -> str:
     constants = [layer.config.get("value") for layer in others if layer.config.get("class") == "constant"]
     if any(isinstance(value, Mapping) and "content" in value for value in constants):
         return (
-            "a graph that an earlier version of TensorVine stored, of which the values of tensors that are not stored "
-            "are part: save the model again"
+            "a graph stored by an earlier version of TensorVine, which contains the values of tensors that are not "
+            "stored: save the model again"
         )
     if not others:
-        return f"one of {len(graph.layers)} layers, where the model has {len(mine.layers)}"
-    return f"layer {others[0].name!r} {dict(others[0].config)}, which the model has not"
+        return f"an architecture of {len(graph.layers)} layers; the model has {len(mine.layers)}"
+    return f"layer {others[0].name!r} {dict(others[0].config)}, which the model does not have"

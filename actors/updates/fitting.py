@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Steps(Protocol):
-    """What is asked of a publisher."""
+    """The methods of a publisher that the callback calls."""
 
     @property
     def iteration(self) -> int:
@@ -34,23 +34,23 @@ class Steps(Protocol):
         ...
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
-        """Take how long the training will be, and how long an epoch is."""
+        """Set the length of the training and of an epoch, in iterations."""
         ...
 
     def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
-        """Take the loss of an iteration, and publish if it is time."""
+        """Record the loss of an iteration, and publish if an update is due."""
         ...
 
     def finish(self) -> object:
-        """Wait until the last update exists."""
+        """Wait until the last update is committed."""
         ...
 
 
 class FitCallback(keras.callbacks.Callback):
-    """Publishes through a publisher, and leaves it open.
+    """A Keras callback that calls a publisher after each batch. It does not close the publisher.
 
     Args:
-        steps: the publisher.
+        steps: The publisher.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -60,35 +60,35 @@ class FitCallback(keras.callbacks.Callback):
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Attach sums to the model's loss tracker, if it has none."""
+        """Attach the summation of losses to the model's loss tracker, unless it is attached."""
         super().set_model(model)
         self._sums = _sums_of(model)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Pass on how long the training and its epochs are."""
+        """Pass the length of the training and of its epochs to the publisher."""
         params = cast("dict[str, Any] | None", self.params) or {}
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps and epochs:
             self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Count batches from 0."""
+        """Reset the number of batches to 0."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums: validation may have added to them."""
+        """Reset the sums of losses, because validation may have added to them."""
         if self._sums is not None:
             self._sums.reset_state()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Take the loss of a batch, and publish if it is time."""
+        """Pass the loss of the batch to the publisher, which publishes if an update is due."""
         total, weight, counted = self._sums.read() if self._sums is not None else [0.0] * 3
         loss, batches = total / weight if weight else math.nan, round(counted)
         if not batches:
             if self._sums is not None:
                 log.info(
                     "fit of %r: its train_step does not update Keras' loss tracker; "
-                    "the loss that it reports is taken as the batch's",
+                    "the loss that it returns is used as the loss of each batch",
                     cast("Any", self.model).name,
                 )
                 self._sums = None
@@ -97,7 +97,7 @@ class FitCallback(keras.callbacks.Callback):
         self._steps.step(loss, self.model, self._steps.iteration + batches)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Wait until the last update exists."""
+        """Wait until the last update is committed."""
         self._steps.finish()
 
 

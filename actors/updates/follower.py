@@ -40,38 +40,41 @@ KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One version that was taken."""
+    """One version that a consumer fetched and put into use."""
 
     ref: ModelRef
-    told_at: float
-    """When this consumer heard of it, in seconds since the epoch by its machine's clock."""
+    """The version."""
+    notified_at: float
+    """Time when the consumer was notified of the version, in seconds since the epoch by the clock of its machine."""
     fetch_s: float
-    """Until its bytes were here."""
+    """Seconds from the notification until the bytes were received."""
     swap_s: float
-    """From then until it answered: checks, filling the model, the swap."""
-    way: str
+    """Seconds after that until the version answered: checks, filling the model, and the swap."""
+    transport: str
+    """Transport that sent most of the bytes. It is "shared" if all bytes were mapped."""
     nbytes: int
+    """Number of bytes received or, for "shared", mapped."""
 
     @property
     def swapped_at(self) -> float:
-        """When it began to answer."""
-        return self.told_at + self.fetch_s + self.swap_s
+        """Time when the version began to answer, in seconds since the epoch by the clock of the consumer's machine."""
+        return self.notified_at + self.fetch_s + self.swap_s
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """How a consumer does."""
+    """The status of a consumer, returned by `Consumer.status`."""
 
     ref: ModelRef | None
-    """The version that answers; None before the first."""
+    """The version that answers. None before the first version."""
     deliveries: tuple[Delivery, ...]
-    """The last 1024."""
+    """The last 1,024 versions that were put into use."""
     answered: int
-    """Answers given."""
+    """Number of answers."""
     skipped: int
-    """Versions that a newer one overtook."""
+    """Number of versions that were not fetched because a newer version existed."""
     refused: dict[ModelRef, str]
-    """Versions that were not taken, and why; the newest 64."""
+    """The last 64 versions that did not fit the model, with the reasons."""
 
 
 class Follower:
@@ -116,7 +119,7 @@ class Follower:
         return self._serving.wait_for(version, timeout)
 
     def status(self) -> ConsumerStatus:
-        """Tell how it does."""
+        """Return the consumer's status."""
         with self._lock:
             deliveries, refused = tuple(self._deliveries), self._serving.refused
             return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused)
@@ -141,16 +144,18 @@ class Follower:
                 failed = False
                 pauses.reset()
             except ModelNotFoundError as exc:
-                log.info("%s: it was retired before it was taken: %s", self._name, exc)
+                log.info("%s: a version was retired before it was fetched: %s", self._name, exc)
             except Exception as exc:  # noqa: BLE001  logged; whatever it is, later versions may be had
                 if not failed and not self._closing.is_set():
-                    log.warning("%s: no update can be had, answering goes on: %s", self._name, exc)
+                    log.warning(
+                        "%s: the update failed, retrying; the previous version continues to answer: %s", self._name, exc
+                    )
                 failed = True
                 pauses.wait()
 
     def _take(self, ref: ModelRef, after: int) -> None:
         """Bring a version and let it answer, or refuse it."""
-        told_at, begun = time.time(), time.perf_counter()
+        notified_at, begun = time.time(), time.perf_counter()
         reader = self._repo._reader
         way, self._way = self._way, self._transport  # a way that fails is not asked for again
         loaded = reader.fetch(ref, transport=way, verify=True, timeout=FETCH_TIMEOUT_S)
@@ -165,21 +170,21 @@ class Follower:
         except OperationTimeoutError:
             raise  # tried again
         except Exception as exc:
-            log.exception("%s: the model failed to take it", ref)
+            log.exception("%s: the model could not be updated", ref)
             self._refuse(ref, exc)
             return
         ended = time.perf_counter()
         far = {name: nbytes for name, nbytes in loaded.transports.items() if name != SHARED}
         way = max(far, key=far.__getitem__) if far else SHARED
         nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
-        delivery = Delivery(ref, told_at, fetched - begun, ended - fetched, way, nbytes)
+        delivery = Delivery(ref, notified_at, fetched - begun, ended - fetched, way, nbytes)
         with self._lock:
             self._deliveries.append(delivery)
             self._skipped += ref.version - after - 1 if after else 0
         self._report(delivery, reader.far_transports if far else (SHARED,))
 
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
-        log.error("%s is refused, %s goes on answering: %s", ref, self._serving.ref, exc)
+        log.error("%s is refused, %s continues to answer: %s", ref, self._serving.ref, exc)
         self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:
@@ -192,7 +197,7 @@ class Follower:
             seconds=seconds,
             fetch_s=delivery.fetch_s,
             nbytes=delivery.nbytes,
-            way=delivery.way,
+            way=delivery.transport,
             ways=ways,
             inference_s=inference_s,
             node=self._repo.engine.this_node(),
@@ -204,7 +209,7 @@ class Follower:
                 self._way = AUTO if advised == SHARED else advised
             self._advice = planner.send(PlannerCalls.delivered(self._name, told))
         except OperationTimeoutError as exc:  # of the advice: it is asked for again
-            log.info("%s: the planner was not told of %s: %s", self._name, delivery.ref, exc)
+            log.info("%s: the planner could not be notified of %s: %s", self._name, delivery.ref, exc)
         except TensorVineError as exc:
             self._advice = None  # it died with the planner, and would fail each time
-            log.info("%s: the planner was not told of %s: %s", self._name, delivery.ref, exc)
+            log.info("%s: the planner could not be notified of %s: %s", self._name, delivery.ref, exc)

@@ -44,7 +44,7 @@ class ProducerCalls(RemoteCalls):
 
     @remote("ctl", repeatable=True)
     def report(self) -> PublishReport:
-        """Tell what was published so far."""
+        """Return a report of the updates so far."""
         ...
 
 
@@ -61,7 +61,7 @@ class ProducerActor:
             self._repo = Repository.connect(repository)
             self._made = Publisher(self._repo, name, **options)
         except Exception as exc:
-            log.exception("producer of %r: it could not start", name)
+            log.exception("producer of %r: could not start", name)
             self._made = without_frames(exc)
             return
         self._thread = threading.Thread(target=self._train, args=(train,), name="tensorvine-train", daemon=True)
@@ -78,7 +78,7 @@ class ProducerActor:
             self._result = train(self._publisher)
             self._publisher.finish()
         except BaseException as exc:  # handed to the caller that asks for the result
-            log.exception("producer of %r: its training failed", self._name)
+            log.exception("producer of %r: the training failed", self._name)
             self._error = exc
         finally:
             self._ended.set()
@@ -104,7 +104,10 @@ class ProducerActor:
 
 
 class Producer(Remote):
-    """A running training, as its starter sees it.
+    """A training in an actor that publishes versions of a model.
+
+    It stops at `close`, at the end of the `with` block, or when the process that started it ends. A producer that dies
+    is not restarted.
 
     >>> with Producer.start(repo, "net", train) as producer:      # doctest: +SKIP
     ...     producer.result(timeout=3600)
@@ -129,18 +132,22 @@ class Producer(Remote):
         """Start a training in an actor.
 
         Args:
-            repo: the repository that it publishes to.
-            name: the model's name.
-            train: called in the actor with a `Publisher`. It is sent there by the engine, so a function of a module
-                that the actor's process cannot import must be defined in the main script, or within another function.
-            schedule: when to publish, as in `Publisher`.
-            transport, synchronous, keep: as in `Publisher`.
-            node: id of the node to run on; None: any.
-            gpus: GPUs that it takes.
+            repo: The repository to publish to.
+            name: Name of the model.
+            train: Function of a `Publisher` that trains the model. It calls `Publisher.step` after each iteration, or
+                passes `Publisher.callback()` to `model.fit`. The engine sends the function to the actor. A function of
+                a module that the actor cannot import must be defined in the main script or within another function.
+            schedule, transport, synchronous, keep: As in `Publisher`.
+            node: Id of the node to run on. None means any node.
+            gpus: GPUs of the actor.
+
+        Returns:
+            The producer.
 
         Raises:
-            ValueError, InvalidNameError: an argument is wrong.
-            OperationTimeoutError: the actor did not start in time: no node has these resources.
+            ValueError: if an argument is invalid.
+            InvalidNameError: if the name is malformed.
+            OperationTimeoutError: if the actor does not start in time, for example because no node has the resources.
         """
         check_name(name)
         where = f"Producer.start of {name!r}"
@@ -154,21 +161,27 @@ class Producer(Remote):
         return cls._spawn(repo, name, ProducerActor, arguments, node, lifetime, ProducerCalls.report())
 
     def result(self, timeout: float) -> Any:
-        """Wait for the end of the training and give what it returned; raises what it raised.
+        """Wait until the training ends and return its result.
 
         Args:
-            timeout: seconds.
+            timeout: Seconds to wait.
+
+        Returns:
+            The return value of `train`.
 
         Raises:
-            OperationTimeoutError: it goes on.
-            ShardUnavailableError: its process died.
+            OperationTimeoutError: if the training does not end in time. It continues.
+            ShardUnavailableError: if the actor died.
+            Exception: any error that `train` raised. The actor's log contains the traceback.
         """
         seconds = seconds_of(timeout)
         ended, result = self._call(ProducerCalls.result(seconds), seconds + ANSWER_S)
         if not ended:
-            raise OperationTimeoutError(f"producer of {self.name!r}: expected its end within {timeout} s; it goes on")
+            raise OperationTimeoutError(
+                f"producer of {self.name!r}: expected it to end within {timeout} s; it continues"
+            )
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
-        """Tell what it published so far."""
+        """Return a report of the updates so far."""
         return self._call(ProducerCalls.report(), seconds_of(timeout))

@@ -20,41 +20,43 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One version that was published."""
+    """One published version."""
 
     iteration: int
+    """Number of the iteration after which the version was published."""
     ref: ModelRef
+    """The version."""
     loss: float | None
-    """Of the training, at that iteration."""
+    """Training loss of that iteration. None if `publish` was called without it."""
     stall_s: float
-    """For which it held training up."""
+    """Seconds for which the update blocked the training."""
     slowed_s: float
-    """By which the steps beside its commit were slower than others: it takes time of the same cores. Where steps vary
-    it may be negative; only many of them tell."""
+    """Seconds by which the steps during the commit took longer in total than other steps. A single value is noisy and
+    may be negative; compare means of many updates."""
     commit_s: float
-    """From the end of the stall until the version existed."""
+    """Seconds from the end of the stall until the version was committed."""
     bytes_written: int
-    """Bytes of the tensors that had changed."""
+    """Bytes written for tensors that differ from the parent version."""
     at: float
-    """When it existed, in seconds since the epoch by this machine's clock."""
+    """Time of the commit, in seconds since the epoch by the clock of the publisher's machine."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PublishReport:
-    """What a training published, and why then."""
+    """The updates of a training, and the plan that they follow."""
 
     updates: tuple[Update, ...]
-    """The newest 4,096."""
+    """The last 4,096 updates."""
     failed: int
-    """Updates that failed; the log says why."""
+    """Number of failed updates. The log contains the reasons."""
     losses: tuple[tuple[int, float], ...]
-    """(iteration, loss) of each step, of the newest 65,536."""
+    """The last 65,536 losses, as (iteration, loss)."""
     schedule: Schedule | None
-    """The newest plan; None where nothing is planned."""
+    """The current plan, or the given `Schedule` or iterations. None for other schedules and before the first plan."""
     curve: Fitted | None
-    """The loss curve that it rests on."""
+    """The loss curve that the plan is based on."""
     costs: UpdateCosts | None
-    """What was measured."""
+    """The measured times that the plan is based on."""
 
     def __repr__(self) -> str:
         last = f", the last {self.updates[-1].ref}" if self.updates else ""
@@ -84,4 +86,4 @@ class Told:
         """Log, once, that the planner does not answer."""
         if not self._quiet:
             self._quiet = True
-            log.warning("the planner of %r does not answer, its last plan stands: %s", name, exc)
+            log.warning("the planner of %r does not answer; its last plan is used: %s", name, exc)

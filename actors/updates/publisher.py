@@ -75,19 +75,36 @@ class _UnderWay:
 
 
 class Publisher:
-    """Publishes the versions of one model from a training.
+    """Publishes versions of a model from a training loop.
+
+    Call `step` after each iteration. It publishes a version when the schedule requires it. Unless `synchronous`, this
+    blocks the training for one memory copy only, and the commit runs in the background. If the previous update is still
+    in progress, the update is made at a later step. An update that fails is logged and counted, and the training
+    continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
 
     Args:
-        repo: the repository.
-        name: the model's name.
-        schedule: when to publish. None, or a method's name ("optimal", "closed_form", "fixed", "greedy"): planned from
-            the losses and from what updates cost. A `PlanRequest`: so with its details. An int n: every n iterations.
-            A `Schedule` or iterations: just then.
-        warmup: iterations that are only observed before the first plan; None: as `schedule` says.
-        transport: "files": a version is on the repository's path before anybody hears of it (Viper-PFS); any other
-            way: it is in memory then, and on the path soon after.
-        synchronous: publish only what consumers can have: each update waits for its commit (Viper-Sync).
-        keep: how many versions of the model stay, the newest ones; None: all where the repository has a path, else 2.
+        repo: The repository.
+        name: Name of the model.
+        schedule: When to publish:
+
+            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): by a plan, computed from the
+              losses and the measured costs of updates. The first version is published at the end of a warm-up. The last
+              state is not always published; call `publish` for it.
+            - a `PlanRequest`: by a plan with these parameters.
+            - an int n: every n iterations.
+            - "epoch": at the end of each epoch. Call `expect(epoch=...)` before the first step.
+            - a `Schedule`, or a collection of iterations: at these iterations.
+
+        warmup: Iterations of the warm-up. Defaults to those of the `PlanRequest`, or 50.
+        transport: "files" commits a version when it is on the repository's path (Viper-PFS). Any other transport
+            commits it in memory and writes it to the path soon after.
+        synchronous: Whether an update blocks the training until it is committed (Viper-Sync).
+        keep: Number of versions to keep: the newest versions of this publisher. Its older versions are retired.
+            Defaults to all if the repository has a path, else to 2.
+
+    Raises:
+        ValueError: if an argument is invalid.
+        InvalidNameError: if the name is malformed.
 
     >>> with Repository.start() as repo, Publisher(repo, "net", schedule=100) as publisher:   # doctest: +SKIP
     ...     for iteration, batch in enumerate(batches, start=1):
@@ -152,35 +169,49 @@ class Publisher:
 
     @property
     def iteration(self) -> int:
-        """The last iteration that `step` was told of."""
+        """Number of the last iteration passed to `step`, or 0."""
         return self._iteration
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
-        """Tell what the training knows of itself and the plan does not: its last iteration, iterations per epoch."""
+        """Set the length of the training and of its epochs, for schedules that need them.
+
+        Args:
+            stop: Number of the last iteration. A plan uses it if its `PlanRequest` does not set `stop`.
+            epoch: Iterations per epoch, for the schedule "epoch".
+
+        Raises:
+            ClosedError: if the publisher is closed, or was created in the parent of this process.
+        """
         self._opened.check()
         with self._lock:
             self._trigger = self._trigger.told(stop, epoch)
 
     def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
-        """Record a training iteration that has just ended; publish if an update is due.
+        """Record the end of a training iteration, and publish if an update is due.
+
+        An update that fails is logged and counted, but does not raise an error.
 
         Args:
-            loss: of this iteration; a number. Reading it from a GPU waits for that, so give it every few steps there.
-            model: Keras model, torch module, mapping of names to arrays, or a callable that gives one of these.
-            iteration: its number; None: one more than the last. It may advance by several: an update is due if one
-                was due at any iteration since the last step.
+            loss: Loss of the iteration. Reading it from a GPU waits for the GPU, so call `step` only every few
+                iterations there.
+            model: The model: a Keras model, a torch module, a mapping of names to arrays, or a callable that returns
+                one of these.
+            iteration: Number of the iteration. Defaults to the last one plus 1. It may skip iterations: an update is
+                due if it was due at any of them.
 
         Returns:
-            Whether it published.
+            Whether it made an update.
 
         Raises:
-            ValueError: iterations do not increase.
-            ClosedError: it was closed, or this is a forked child of the process that made it.
+            ValueError: if `iteration` is not greater than the last one, or `expect(epoch=...)` is missing.
+            ClosedError: if the publisher is closed, or was created in the parent of this process.
         """
         self._opened.check()
         now = time.perf_counter()
         if self._trigger.each_epoch:
-            raise ValueError(f"publisher of {self.name!r}: schedule 'epoch': expected expect(epoch=...) first")
+            raise ValueError(
+                f"publisher of {self.name!r}: schedule 'epoch': expected a call of expect(epoch=...) first"
+            )
         at = self._iteration + 1 if iteration is None else iteration
         if at <= self._iteration:
             raise ValueError(f"publisher of {self.name!r}: expected an iteration after {self._iteration}; found {at}")
@@ -202,13 +233,21 @@ class Publisher:
         return due and not busy
 
     def publish(self, model: object, loss: float | None = None) -> PendingSave:
-        """Publish now, whatever the schedule says.
+        """Publish immediately, regardless of the schedule.
 
-        Returns when the training may go on: after one memory copy, or when synchronous after the commit.
+        First waits for an update in progress. Then returns after one memory copy or, if the publisher is synchronous,
+        after the commit.
+
+        Args:
+            model: The model, as in `step`.
+            loss: Loss of the last iteration. It is saved in the metadata, and its negative is the version's quality.
+
+        Returns:
+            The save, which may still be in progress.
 
         Raises:
-            ClosedError: as in `step`.
-            TensorVineError: as in `Repository.save_async`. The failure is counted, too.
+            ClosedError: if the publisher is closed, or was created in the parent of this process.
+            TensorVineError: As in `Repository.save_async`. The failure is also counted in the report.
         """
         self._opened.check()
         self._start()
@@ -243,7 +282,7 @@ class Publisher:
         )
 
     def report(self) -> PublishReport:
-        """Return what was published so far; after `close`, all of it."""
+        """Return a report of the updates so far. It can also be called after `close`."""
         self._opened.check_process()
         self._settle(wait=False)
         with self._lock:
@@ -258,13 +297,13 @@ class Publisher:
             )
 
     def callback(self) -> FitCallback:
-        """Make the Keras callback that publishes through this, for `model.fit(callbacks=[...])`."""
+        """Return a Keras callback that publishes with this publisher, for `model.fit(callbacks=[...])`."""
         from .fitting import FitCallback
 
         return FitCallback(self)
 
     def finish(self) -> None:
-        """Wait until the last update exists; retire the versions that are not kept, and notify the planner."""
+        """Wait until the last update is committed, and retire the versions that are not kept."""
         self._opened.check()
         self._settle(wait=True)
         self._retire()
@@ -273,14 +312,13 @@ class Publisher:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, or is a forked child's copy."""
+        """Whether the publisher is closed. In a forked child process it counts as closed."""
         return self._opened.closed
 
     def close(self) -> None:
-        """Wait for the last update, end the thread, and retire the versions not kept.
+        """Wait for the last update, stop the background thread, and retire the versions that are not kept.
 
-        Does nothing if it was closed, or in a forked child. If it is interrupted, call it again. `report` can be read
-        after it.
+        Does nothing if the publisher is closed, or in a forked child process. If `close` is interrupted, call it again.
         """
         if self._opened.closed:
             return
@@ -386,13 +424,13 @@ class Publisher:
             try:
                 self._repo.retire(ref)
             except (ModelNotFoundError, ModelLostError) as exc:
-                log.info("version %s was gone before it was retired: %s", ref, exc)
+                log.info("version %s no longer exists, so it is not retired: %s", ref, exc)
             except TensorVineError as exc:
                 with self._lock:
                     self._kept.appendleft(ref)
                     failed_before, self._unretired = self._unretired == ref, ref
                 if not failed_before:
-                    log.info("version %s could not be retired, it is tried again: %s", ref, exc)
+                    log.info("version %s could not be retired, retrying: %s", ref, exc)
                 return
 
     def _tell(self) -> None:

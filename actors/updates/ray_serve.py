@@ -98,14 +98,24 @@ def _plain(outputs: object) -> object:
 def serve_application(
     repo: Repository, name: str, build: Callable[[], object], *, transport: str = "auto", **options: object
 ) -> serve.Application:
-    """Make a Ray Serve application that answers with the newest version of a model.
+    """Return a Ray Serve application that answers with the newest version of a model.
+
+    Its handle has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP it accepts JSON,
+    `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. A batch is a nested list, or an
+    object of nested lists by input name. By default, integers become int64 and floating-point numbers float32. The
+    optional "dtype" is another dtype for all inputs, or an object of dtypes by input name.
+
+    Replicas fetch new versions while they answer, without a new deployment.
 
     Args:
-        repo: the repository.
-        name: the model's name.
-        build: makes a model, as in `Consumer.start`.
-        transport: as in `Consumer.start`.
-        options: of `serve.deployment`, such as `num_replicas=2` or `ray_actor_options={"num_gpus": 1}`.
+        repo: The repository.
+        name: Name of the model.
+        build: Function that builds a model, as in `Consumer.start`.
+        transport: As in `Consumer.start`.
+        options: Options of `serve.deployment`, such as `num_replicas=2` or `ray_actor_options={"num_gpus": 1}`.
+
+    Returns:
+        The application, for `serve.run`.
 
     >>> handle = serve.run(serve_application(repo, "net", build, num_replicas=2))    # doctest: +SKIP
     >>> handle.infer.remote(batch).result().ref                                      # doctest: +SKIP

@@ -32,19 +32,19 @@ class RemoteCalls:
 
     @remote("ctl")
     def close(self) -> None:
-        """Let go of the repository."""
+        """Disconnect from the repository."""
         ...
 
 
 class Remote:
-    """An actor, as its starter sees it. It answers `RemoteCalls`."""
+    """The common base of `Producer` and `Consumer`: an actor of the process that started it."""
 
     role: ClassVar[str]
-    """"producer" or "consumer"."""
+    """The actor's role, "producer" or "consumer"."""
 
     def __init__(self, engine: Engine, name: str, actor_name: str, actor: Actor) -> None:
         self.name = name
-        """Of the model."""
+        """Name of the model."""
         self.actor = actor
         """The engine's handle of the actor."""
         self._engine = engine
@@ -88,13 +88,13 @@ class Remote:
         return self._channel.call(request, timeout)
 
     def close(self) -> None:
-        """End it, whatever it does. Does nothing if it was closed, or in a forked child of its starter."""
+        """Stop the actor, even if it is busy. Does nothing if it is closed, or in a forked child process."""
         if not self._opened.close():
             return
         try:
             self._channel.call(RemoteCalls.close(), CLOSE_TIMEOUT_S)
         except TensorVineError as exc:
-            log.info("%s of %r did not end by itself: %s", self.role, self.name, exc)
+            log.info("%s of %r did not close on request: %s", self.role, self.name, exc)
         finally:  # also where this wait is interrupted
             self._engine.kill(self._actor_name)
 

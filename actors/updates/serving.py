@@ -35,27 +35,27 @@ KEPT_REFUSED = 64
 
 @runtime_checkable
 class Servable(Protocol):
-    """A model of no framework: NumPy, CuPy or anything that answers."""
+    """The interface of a model without Keras or PyTorch, for example with NumPy or CuPy."""
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Take a version. The arrays are read-only and stay intact for as long as they are referred to."""
+        """Set the tensors of a version, by name. The arrays are read-only and valid as long as they are referenced."""
         ...
 
     def __call__(self, batch: object) -> object:
-        """Answer."""
+        """Compute the outputs for a batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """An answer."""
+    """The answer to a request. A single version computes all of it."""
 
     outputs: Any
-    """What the model gave."""
+    """Outputs of the model. Tensors of a torch module are converted to NumPy arrays."""
     ref: ModelRef
-    """The version that gave it, all of it."""
+    """The version that computed the outputs."""
     seconds: float
-    """What the model took."""
+    """Seconds that the model took to compute the outputs."""
 
 
 class _Copy:
@@ -69,11 +69,16 @@ class _Copy:
 
 
 class Serving:
-    """Answers with the newest version it was given.
+    """Two copies of a model: one answers requests while the other receives the next version (Viper, section 4.2).
+
+    `Consumer` and `EdgeConsumer` use it. Create one to serve a model without them.
 
     Args:
-        build: makes a model: Keras, PyTorch, or a `Servable`. It is called twice.
-        name: of the model, for messages.
+        build: Function that builds a model: a Keras model, a torch module, or a `Servable`. It is called twice.
+        name: Name of the model, for error messages.
+
+    Raises:
+        TypeError: if `build` returns another object.
 
     >>> class Scale:
     ...     def assign(self, tensors): self.by = tensors["by"]
@@ -96,28 +101,32 @@ class Serving:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that answers; None before the first."""
+        """The version that answers. None before the first version."""
         return self._active.ref
 
     def take(self, ref: ModelRef, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
-        """Fill the other copy with a version, then let it answer.
+        """Write a version into the copy that is not in use, and answer with it from then on.
+
+        If the version does not fit the model, the previous version continues to answer.
 
         Args:
-            ref: the version.
-            tensors: name -> array.
-            graph: its architecture; an empty one is not checked.
+            ref: The version.
+            tensors: Tensor name -> array.
+            graph: Architecture of the version. A graph without layers is not checked.
 
         Raises:
-            GraphError, TensorNotFoundError, TensorMismatchError: it does not fit the model.
-            OperationTimeoutError: an answer of two versions ago does not end.
+            GraphError: if the version has another architecture than the model, or a layer rejects its state.
+            TensorNotFoundError: if the version lacks a tensor of the model, or has an additional one.
+            TensorMismatchError: if a tensor has another shape or dtype than in the model.
+            OperationTimeoutError: if requests to the version before the current one do not end within 60 seconds.
         """
         with self._filling:
             copy = self._other
             with self._changed:
                 if not self._changed.wait_for(lambda: not copy.answering, QUIET_S):
                     raise OperationTimeoutError(
-                        f"update to {ref}: expected the answers of {copy.ref} to end within {QUIET_S} s; "
-                        f"{copy.answering} did not"
+                        f"update to {ref}: expected the requests to {copy.ref} to end within {QUIET_S} s; "
+                        f"{copy.answering} are still running"
                     )
             first = copy.ref is None
             void = copy.fill(tensors, graph)
@@ -130,27 +139,29 @@ class Serving:
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """Versions that were refused, and why; the newest 64."""
+        """The last 64 versions passed to `refuse`, with the reasons."""
         with self._changed:
             return dict(self._refused)
 
     def refuse(self, ref: ModelRef, why: str) -> None:
-        """Record that a version does not fit the model: errors of calls that wait for a version say so."""
+        """Record that a version does not fit the model, for `refused` and for the messages of timeouts."""
         with self._changed:
             self._refused[ref] = why
             if len(self._refused) > KEPT_REFUSED:
                 del self._refused[next(iter(self._refused))]
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer with the newest version.
+        """Call the newest version of the model, and return its answer.
 
         Args:
-            batch: what the model takes, as one argument. For a torch module: an array, a tensor, a list that NumPy
-                makes an array of, or a dict or tuple of these; all are moved to the module's device.
-            timeout: seconds to wait for the first version; later ones are never waited for.
+            batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, a nested list of
+                numbers, or a dict or tuple of these. They are moved to the module's device.
+            timeout: Seconds to wait for the first version. Later calls do not wait.
 
         Raises:
-            OperationTimeoutError: there is no version yet.
+            OperationTimeoutError: if there is no version yet. If versions were refused, the message contains the
+                reason for the last one.
+            Exception: any error that the model raises.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._active.ref is not None, timeout):
@@ -172,10 +183,17 @@ class Serving:
         return Inference(outputs, ref, time.perf_counter() - begun)
 
     def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until `version` or a newer one answers, and give it.
+        """Wait until version number `version`, or a newer one, answers.
+
+        Args:
+            version: Number of the version.
+            timeout: Seconds to wait.
+
+        Returns:
+            The version that answers.
 
         Raises:
-            OperationTimeoutError: it does not yet.
+            OperationTimeoutError: if no such version answers in time.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.ref is not None and self.ref.version >= version, timeout)
@@ -194,7 +212,7 @@ class Serving:
         return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
-        """End the helper thread."""
+        """Stop the helper thread."""
         self._helper.shutdown()
 
 

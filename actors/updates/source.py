@@ -38,7 +38,7 @@ class Source:
             self.graph = graph = self._state.graph() if self._state else self._adapter.graph_of(held)
             weights: Collection[str] = self._state.weights.keys() if self._state else ()
             self._kept = frozenset(graph.tensors).difference(weights)
-            """Names of what layers keep beside their weights, as the graph has them; of a torch module, all names."""
+            """Names of the layers' other state, as in the graph. Of a torch module, all names."""
             self.recipe = recipe_of(held)
 
     def is_of(self, model: object) -> bool:

@@ -13,17 +13,17 @@ from .source import Source
 
 
 def save_weights(repo: Repository, name: str, weights: object, *, timeout: float = 60.0) -> Saved:
-    """Save a model's weights as a new version, and wake those who wait for it.
+    """Save a model's weights as a new version.
 
     Args:
-        repo: the repository.
-        name: the model's name.
-        weights: a mapping of names to arrays, a list of arrays as `model.get_weights()` gives it, a Keras model, or a
-            torch module.
-        timeout: seconds.
+        repo: The repository.
+        name: Name of the model.
+        weights: A mapping of names to arrays, a list of arrays such as `model.get_weights()`, a Keras model, or a torch
+            module. The arrays of a list are named by their index, with six digits.
+        timeout: Seconds to wait.
 
     Raises:
-        TensorVineError: as in `Repository.save`.
+        TensorVineError: As in `Repository.save`.
     """
     if isinstance(weights, (list, tuple)):
         weights = {f"{place:06d}": array for place, array in enumerate(cast("Sequence[Any]", weights))}
@@ -32,11 +32,20 @@ def save_weights(repo: Repository, name: str, weights: object, *, timeout: float
 
 
 def load_weights(repo: Repository, name: str, *, timeout: float = 60.0) -> Mapping[str, np.ndarray]:
-    """Load the newest weights, read-only.
+    """Load the weights of a model's newest version.
 
-    Those of a list come under numbers, in their order: `list(load_weights(repo, name).values())` is the list.
+    For weights that were saved as a list, `list(load_weights(repo, name).values())` returns the list.
+
+    Args:
+        repo: The repository.
+        name: Name of the model.
+        timeout: Seconds to wait.
+
+    Returns:
+        Name -> read-only array.
 
     Raises:
-        ModelNotFoundError: there is no such model.
+        ModelNotFoundError: if the model does not exist.
+        TensorVineError: As in `Repository.load`.
     """
     return repo.load(name, timeout=timeout)

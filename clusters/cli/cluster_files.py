@@ -16,29 +16,31 @@ Text = str | None
 
 def cluster_files(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(files.KINDS)}.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.", file_okay=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write the files to.", file_okay=False)],
     wheel: Annotated[
         Path | None,
-        typer.Option(help="The wheel of scripts/wheel, constraints.txt beside it.", exists=True, dir_okay=False),
+        typer.Option(
+            help="Wheel from scripts/wheel, with constraints.txt in the same directory.", exists=True, dir_okay=False
+        ),
     ] = None,
-    extras: Annotated[Text, typer.Option(help="What is installed with the wheel, such as torch,search.")] = None,
-    head_ip: Annotated[Text, typer.Option(help="Address of the host that becomes the head.")] = None,
-    worker_ips: Annotated[Text, typer.Option(help="Addresses of the other hosts, with commas between.")] = None,
-    ssh_user: Annotated[Text, typer.Option(help="The user on all nodes.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes the job has.", min=1)] = None,
-    image: Annotated[Text, typer.Option(help="REGISTRY/NAME:TAG of the image.")] = None,
-    bucket: Annotated[Text, typer.Option(help="The bucket that keeps the history.")] = None,
-    project: Annotated[Text, typer.Option(help="The project on Google Cloud.")] = None,
-    ami: Annotated[Text, typer.Option(help="The image of the machines on AWS.")] = None,
+    extras: Annotated[Text, typer.Option(help="Extras to install with the wheel, such as torch,search.")] = None,
+    head_ip: Annotated[Text, typer.Option(help="Address of the head node.")] = None,
+    worker_ips: Annotated[Text, typer.Option(help="Addresses of the other nodes, separated by commas.")] = None,
+    ssh_user: Annotated[Text, typer.Option(help="User on all nodes.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes of the job.", min=1)] = None,
+    image: Annotated[Text, typer.Option(help="Container image, as REGISTRY/NAME:TAG.")] = None,
+    bucket: Annotated[Text, typer.Option(help="Bucket for the history.")] = None,
+    project: Annotated[Text, typer.Option(help="Project on Google Cloud.")] = None,
+    ami: Annotated[Text, typer.Option(help="Machine image (AMI) on AWS.")] = None,
     path: Annotated[
-        Text, typer.Option(help="Directory or URI that keeps the history; every node must reach it.")
+        Text, typer.Option(help="Directory or URI for the history. Every node must be able to access it.")
     ] = None,
-    codec: Annotated[Text, typer.Option(help="How tensors are stored there, such as 'shuffle|zstd(3)'.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    codec: Annotated[Text, typer.Option(help="Codec of the tensors on disk, such as 'shuffle|zstd(3)'.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write the files that start TensorVine on a cluster, and say what is still to be filled in.
+    """Write the files that start TensorVine on a cluster, and list the values that must still be filled in.
 
-    Each KIND knows some of the options.
+    Each KIND accepts only some of the options.
     """
     given = {
         "wheel": _beside_constraints(wheel),
@@ -65,7 +67,7 @@ def cluster_files(
     for written in files.write(texts, folder, force):
         out.print(str(written), soft_wrap=True)
     for name, example in files.left(chosen, values).items():
-        out.print(f"still to be filled in: --{files.flag(name)}, which is {example}", soft_wrap=True)
+        out.print(f"still to be filled in: --{files.flag(name)}, at present {example}", soft_wrap=True)
 
 
 def _kind(name: str) -> files.Kind:
@@ -79,7 +81,7 @@ def _beside_constraints(wheel: Path | None) -> str | None:
         return None
     if wheel.suffix != ".whl" or not (wheel.parent / "constraints.txt").is_file():
         raise typer.BadParameter(
-            f"expected a wheel with constraints.txt beside it; found {wheel}", param_hint="--wheel"
+            f"expected a wheel with constraints.txt in the same directory; found {wheel}", param_hint="--wheel"
         )
     return str(wheel.absolute())
 
@@ -88,4 +90,4 @@ def _refuse_unknown(name: str, kind: files.Kind, values: dict[str, str]) -> None
     unknown = [f"--{files.flag(value)}" for value in values if value not in kind.blanks]
     if unknown:
         known = ", ".join(f"--{files.flag(blank)}" for blank in kind.blanks)
-        raise typer.BadParameter(f"{name} knows no {', '.join(unknown)}; it knows {known}")
+        raise typer.BadParameter(f"{name} does not accept {', '.join(unknown)}; expected some of {known}")

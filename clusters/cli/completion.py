@@ -87,9 +87,11 @@ def _complete(option: str, shell: str, program: str) -> None:
         typer.echo(get_completion_script(prog_name=program, complete_var=variable, shell=shell))
         return
     if shell in POWERSHELLS:  # typer would have it run scripts of anybody
-        raise OptionError(f"{_INSTALL} {shell}: expected another shell; add what {_SHOW} {shell} prints to $PROFILE")
+        raise OptionError(
+            f"{_INSTALL} {shell}: expected another shell; add the output of {_SHOW} {shell} to $PROFILE yourself"
+        )
     try:
         _, path = install(shell=shell, prog_name=program)
     except (OSError, subprocess.SubprocessError) as exc:
-        raise StorageError(f"{_INSTALL} {shell}: expected to write the script; {exc}") from exc
-    typer.echo(f"{shell} completes {program} from its next start on: {path}")
+        raise StorageError(f"{_INSTALL} {shell}: cannot write the completion script: {exc}") from exc
+    typer.echo(f"completion of {program} is installed for new {shell} shells: {path}")

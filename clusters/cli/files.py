@@ -21,8 +21,8 @@ def export(
     file: Annotated[
         str,
         typer.Argument(
-            help=".safetensors, .arrow or, of a Keras model, .weights.h5, on this machine or at a URI (s3://, gs://). "
-            "It is replaced where it exists.",
+            help="File to write: .safetensors, .arrow or, for a Keras model, .weights.h5, on this machine or at a URI "
+            "(s3://, gs://). An existing file is replaced.",
             show_default=False,
         ),
     ],
@@ -31,7 +31,7 @@ def export(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a version's tensors to a file that other tools read."""
+    """Write the tensors of a version to a file that other tools can read."""
     from ...store.archive import interchange
 
     interchange.format_of(file)  # what is wrong with it is said before anybody is asked
@@ -49,24 +49,26 @@ def import_(
     file: Annotated[
         str,
         typer.Argument(
-            help="What `export`, or another tool, wrote: .safetensors, .arrow or .weights.h5.", show_default=False
+            help="File from `export` or from another tool: .safetensors, .arrow or .weights.h5.", show_default=False
         ),
     ],
-    model: Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.", show_default=False)],
     parent: Annotated[
         str | None,
-        typer.Option(help="NAME or NAME@VERSION that it derives from. Without it: the latest version of its name."),
+        typer.Option(help="Parent version, NAME or NAME@VERSION. Without it: the latest version of the model."),
     ] = None,
-    quality: Annotated[float | None, typer.Option(help="Its quality. Without it: what the file says.")] = None,
+    quality: Annotated[
+        float | None, typer.Option(help="Quality of the version. Without it: the quality in the file, if any.")
+    ] = None,
     timeout: Timeout = IMPORT_S,
     name: Name = None,
     address: Address = None,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Save the tensors of a file as a new version; tensors that equal the parent's are shared, not stored again.
+    """Save the tensors of a file as a new version. Tensors equal to the parent's are shared, not stored again.
 
-    Architecture, quality and metadata are the file's, where it has them.
+    Architecture, quality and metadata are read from the file, if it has them.
     """
     given: dict[str, Any] = {"parent": parent, "quality": quality}
     with connected(name, address, scheduler) as repository, console(stderr=True).status("saving"):

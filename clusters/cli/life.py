@@ -50,47 +50,54 @@ def up(
     name: Name = None,
     shards: Annotated[
         int | None,
-        typer.Option(help="How many shards. Without it: one on each node, now and later.", show_default=False, min=1),
+        typer.Option(
+            help="Number of shards. Without it: one on each node, also on nodes that join later.",
+            show_default=False,
+            min=1,
+        ),
     ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
             metavar="NAME=VALUE,...",
-            help="What a node must have to hold a shard: resources with amounts and labels with values, such as "
-            "'tensorvine=1'. Without it: every node may.",
+            help="Resources (with amounts) and labels (with values) that a node must have to hold a shard, such as "
+            "'tensorvine=1'. Without it: any node can hold a shard.",
         ),
     ] = None,
     path: Annotated[
         str | None,
-        typer.Option(help="Directory or URI (s3://, gs://) that keeps the history; every node must reach it."),
+        typer.Option(help="Directory or URI (s3://, gs://) for the history. Every node must be able to access it."),
     ] = None,
     codec: Annotated[
-        str | None, typer.Option(help="How tensors are stored there, such as 'shuffle|zstd(3)'; needs --path.")
+        str | None, typer.Option(help="Codec of the tensors on disk, such as 'shuffle|zstd(3)'. Needs --path.")
     ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Which versions of a name stay in memory once they are on disk, such as 'last(3)|best(1)', of "
-            "last(N), best(N), every(N) and bytes(SIZE); needs --path. Without it: all, until room is needed."
+            help="Versions of a model that stay in memory after they are on disk: last(N), best(N), every(N) or "
+            "bytes(SIZE), joined by '|', such as 'last(3)|best(1)'. Needs --path. Without it: all, until memory is "
+            "needed."
         ),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Nodes that must hold a version.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="Number of nodes that must hold each version.", min=1)] = 1,
     store_bytes: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each shard, such as 4GB or 512MiB. Without it: half of what its node has left.",
+            help="Memory of each shard, such as 4GB or 512MiB. Without it: half of the unreserved memory of its node.",
         ),
     ] = None,
     preallocate: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="How much of it each takes at the start. Without it: 256MiB; 0: none."),
+        typer.Option(
+            metavar="SIZE", help="Memory that each shard allocates when it starts. Without it: 256MiB. 0 means none."
+        ),
     ] = None,
     scaling: Annotated[
         str | None,
         typer.Option(
-            help="When shards join and drain by themselves, such as 'least=1,most=8,full=0.75'; also requests_per_s, "
-            "join_after_s, drain_after_s. Without it: as --shards says."
+            help="Policy that adds and removes shards automatically, such as 'least=1,most=8,full=0.75'. Other fields: "
+            "requests_per_s, join_after_s, drain_after_s. Without it: the number of --shards."
         ),
     ] = None,
     redis: Annotated[
@@ -98,30 +105,34 @@ def up(
         typer.Option(
             metavar="URL",
             envvar="TENSORVINE_REDIS",
-            help="Redis server where consumers outside the cluster hear of versions; a password is better in the "
-            "variable, as others of the machine see arguments.",
+            help="Redis server that notifies consumers outside the cluster of new versions. Put a URL with a password "
+            "into TENSORVINE_REDIS, because other users of the machine can see the arguments.",
         ),
     ] = None,
     wait_nodes: Annotated[
-        int, typer.Option(help="Wait until the cluster has so many nodes, for 5 minutes at most.", min=1)
+        int, typer.Option(help="Wait until the cluster has this number of nodes, at most 5 minutes.", min=1)
     ] = 1,
     engine: Annotated[
         EngineName | None,
-        typer.Option(help="What runs it. Without it: as --address and --scheduler say.", show_default=False),
+        typer.Option(
+            help="Engine of the repository. Without it: that of --address or --scheduler.", show_default=False
+        ),
     ] = None,
     address: Address = None,
     scheduler: Scheduler = None,
     port: Annotated[
         int | None,
-        typer.Option(help=f"Port of a Ray that is started here; 0: any free one. Without it: {DEFAULT_PORT}."),
+        typer.Option(
+            help=f"Port of a Ray that this command starts. 0 means any free port. Without it: {DEFAULT_PORT}."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a repository that stays until `tensorvine down`.
+    """Start a repository that runs until `tensorvine down`.
 
-    It runs on the Dask of --scheduler or DASK_SCHEDULER_ADDRESS, or on the Ray of --address or RAY_ADDRESS, or on the
-    one that was started on this machine; where there is none, a Ray is started here first, but never a Dask. What is on
-    --path is brought back.
+    It runs on the Dask cluster of --scheduler or DASK_SCHEDULER_ADDRESS, on the Ray cluster of --address or
+    RAY_ADDRESS, or on the Ray that was started on this machine. If no Ray was started, this command starts one. It
+    never starts a Dask cluster. Versions on --path are restored.
     """
     from ...actors.client.repository import Repository
     from ...store.codecs.codec import from_spec
@@ -138,11 +149,11 @@ def up(
     }
     if path is None and (codec is not None or keep is not None):
         option = "--codec" if codec is not None else "--keep"
-        raise typer.BadParameter("expected --path beside it", param_hint=option)
+        raise typer.BadParameter("expected it only with --path", param_hint=option)
     progress = console(stderr=True)
     wanted = place_of(address, scheduler, engine)
     if wanted.engine is EngineName.DASK and port is not None:
-        raise typer.BadParameter("expected none with Dask, which is not started here", param_hint="--port")
+        raise typer.BadParameter("expected it only with Ray; this command does not start Dask", param_hint="--port")
     with _running(wanted, DEFAULT_PORT if port is None else port) as place:
         started = place is not wanted
         if started:
@@ -158,7 +169,9 @@ def up(
             repository.leave()
     if not new and (ignored := [option for name, option in _OF_A_START.items() if policies[name] is not None]):
         left = ", ".join(ignored)
-        progress.print(f"it runs already, and stays as it was started: {left} changed nothing", soft_wrap=True)
+        progress.print(
+            f"the repository was already running and keeps its options: {left} had no effect", soft_wrap=True
+        )
     if as_json:
         made = {"repository": repository.name, "engine": place.engine, "address": place.address}
         made |= {"ray_started": started, "joined": not new}
@@ -206,13 +219,15 @@ def down(
     name: Name = None,
     address: Address = None,
     scheduler: Scheduler = None,
-    force: Annotated[bool, typer.Option("--force", help="Also when not all of it can be written to its path.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Stop even if some versions cannot be written to the path.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a repository; what waits for its path is written first.
+    """Stop a repository, after writing its pending versions to its path.
 
-    The Ray beneath it is ended too if `tensorvine up` started it, on this machine, and no other repository is on it. A
-    Dask goes on.
+    Also stops the Ray that it runs on, if `tensorvine up` started that Ray on this machine and no other repository runs
+    on it. Never stops a Dask cluster.
     """
     from ..nodes import machines, repositories
 
@@ -240,20 +255,20 @@ def _end_ray(found: list[Machine], others: list[str]) -> tuple[bool, str | None]
     if mine is None:
         return False, None
     if others:
-        return False, f"Ray goes on: it has {words.count(len(others), 'other')}: {', '.join(others)}"
+        return False, f"Ray keeps running, because other repositories run on it: {', '.join(others)}"
     if _stop_ray(mine.labels[STARTED_BY_UP]):
         return True, "Ray is down"
-    return False, f"Ray goes on: its head is on {mine.address}; end it there"
+    return False, f"Ray keeps running: its head is on {mine.address}; stop it there"
 
 
 def _flush(repository: Repository, force: bool) -> str | None:
     """Write what waits for the path; with `force`, give what went wrong."""
     try:
-        with console(stderr=True).status("writing what is not on disk yet"):
+        with console(stderr=True).status("writing pending versions to disk"):
             repository.flush(FLUSH_S)
     except TensorVineError as exc:
         if not force:
             raise
-        console(stderr=True).print(f"not all of it is on disk: {exc}", soft_wrap=True)
+        console(stderr=True).print(f"not all versions are on disk: {exc}", soft_wrap=True)
         return str(exc)
     return None

@@ -19,7 +19,7 @@ def lineage(
             "--picture",
             "--svg",
             metavar="FILE",
-            help="Also draw it, into this .svg, .png or .pdf file.",
+            help="Also draw the lineage to this .svg, .png or .pdf file.",
             dir_okay=False,
             show_default=False,
         ),
@@ -29,9 +29,9 @@ def lineage(
     address: Address = None,
     scheduler: Scheduler = None,
 ) -> None:
-    """Show who a version derives from, who wrote which of its layers, the quality along the way, and its descendants.
+    """Show the ancestors and the descendants of a version, their quality, and which version wrote which layers.
 
-    Retired ancestors are named; their quality is known as long as the repository runs. --picture needs the extra
+    Retired ancestors are included. Their quality is known as long as the repository runs. --picture needs the extra
     `pictures`.
     """
     from ..lineage.picture import check_picture, draw_lineage

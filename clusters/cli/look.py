@@ -42,7 +42,7 @@ class _Layer(TypedDict):
 
 
 def repos(address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
-    """List the repositories that run on a cluster, each with its number of shards."""
+    """List the repositories that run on a cluster, with their numbers of shards."""
     from ...actors.rpc.messages import repositories
 
     place = running_at(address, scheduler)
@@ -58,7 +58,10 @@ def repos(address: Address = None, scheduler: Scheduler = None, as_json: AsJson 
 
 
 def status(name: Name = None, address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
-    """Show the cluster's nodes and what each shard of a repository holds; exit code 1 if one does not answer."""
+    """Show the nodes of the cluster, and the content and memory of each shard of a repository.
+
+    The exit code is 1 if a shard does not answer.
+    """
     from ...actors.client.stats import RepositoryStats
     from ..nodes import machines
 
@@ -89,25 +92,25 @@ def _print_status(
         out.print(f"shard {shard} does not answer: {why:.{SAID}}", style="red", soft_wrap=True)
     for s in stats.shards:
         if s.manifests_unread or s.files_orphaned:
-            unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "file")
-            out.print(f"shard {s.shard}: cannot read {unread} now; found {orphans} that nobody needs")
+            unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "unused file")
+            out.print(f"shard {s.shard}: cannot read {unread} at present; found {orphans}")
 
 
 def ls(
-    prefix: Annotated[str, typer.Argument(help="Only names that begin so.", show_default=False)] = "",
+    prefix: Annotated[str, typer.Argument(help="Show only names with this prefix.", show_default=False)] = "",
     name: Name = None,
     address: Address = None,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """List live versions: parent, quality, age, and how many of its bytes each wrote itself."""
+    """List the live versions: parent, time, quality, bytes written, total bytes, and the share that is inherited."""
     with connected(name, address, scheduler) as repository:
         found = _infos(repository, prefix)
     if as_json:
         print_json([_info_dict(info) for info in found])
         return
     title = words.count(len(found), "version") + (f" of {prefix}*" if prefix else "")
-    rows = table(title, "version", "parent", "created (UTC)", right=("quality", "wrote", "of", "inherited"))
+    rows = table(title, "version", "parent", "created (UTC)", right=("quality", "written", "total", "inherited"))
     for info in found:
         parent = str(info.parent) if info.parent else "-"
         sizes = size(info.bytes_owned), size(info.bytes_total), _inherited(info)
@@ -122,7 +125,7 @@ def show(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one version: what is known of it, its layers, and who wrote each of them."""
+    """Show one version: its metadata, its layers, and the version that wrote each layer."""
     with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)
@@ -154,7 +157,7 @@ def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
 
 
 def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: dict[int, str]) -> Table:
-    numbers = ("models", "tensors", "in memory", "taken", "reserved", "free", "on disk", "pins", "behind")
+    numbers = ("models", "tensors", "in memory", "resident", "capacity", "free", "on disk", "pins", "unwritten")
     rows = table(f"repository {name}", "shard", "node", right=numbers)
     known = {s.shard: s for s in stats.shards}
     for shard in sorted(here):
@@ -198,7 +201,7 @@ def _print_model(info: ModelInfo, layers: list[_Layer], others: dict[str, str]) 
         "parent": str(info.parent) if info.parent else "-",
         "quality": words.quality(info.quality),
         "created": f"{words.moment(info.created)} UTC",
-        "wrote": wrote,
+        "written": wrote,
         "codec": info.codec or "-",
         "metadata": json.dumps(dict(info.metadata)) if info.metadata else "-",
     }

@@ -32,7 +32,7 @@ from .upkeep import flush, scale
 from .verify import verify
 
 _OURS = __name__.partition(".")[0]
-_HELP = "Start, look into, change and stop a model repository on a Ray or a Dask cluster."
+_HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
     *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
     cluster_files,

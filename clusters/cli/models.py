@@ -27,10 +27,10 @@ def retire(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make versions cease to exist; what their descendants share with them stays.
+    """Retire versions. Tensors that their descendants share stay available.
 
-    One that is not there is told, and the others go all the same, as with `rm`; the exit code is 1 then. Nothing goes
-    when one of them is no reference.
+    If a version does not exist, an error is printed, the others are still retired, and the exit code is 1. If an
+    argument is not a valid reference, nothing is retired.
     """
     gone: list[ModelRef] = []
     missing: list[str] = []
@@ -62,10 +62,10 @@ def wait(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for a version, and print which is the newest then.
+    """Wait for a version of a model, and print the newest one.
 
-    With NAME@VERSION, for that version or a newer one, which may be there already: `m@1` is any version of m. With
-    NAME, for one that is newer than all there are now. When none comes in time, the exit code is 1.
+    With NAME@VERSION, wait for this version or a newer one. It may exist already; `m@1` means any version of m. With
+    NAME, wait for a version that is newer than all existing ones. After a timeout, the exit code is 1.
     """
     known, version = split_ref(model)
     with connected(name, address, scheduler) as repository:
@@ -73,7 +73,7 @@ def wait(
         with console(stderr=True).status(f"waiting for a version of {known} above {after}"):
             ref = repository.wait_newer(known, after, timeout)
     if ref is None:
-        raise OperationTimeoutError(f"{known}: expected a version above {after} within {timeout:g} s; none came")
+        raise OperationTimeoutError(f"{known}: expected a version above {after} within {timeout:g} s; found none")
     if as_json:
         print_json({"ref": str(ref)})
     else:

@@ -33,7 +33,7 @@ def check_seconds(value: float, least: float = 0.0) -> float:
         typer.BadParameter: says so.
     """
     if math.isnan(value) or value < least:
-        raise typer.BadParameter(f"expected seconds from {least:g}; found {value:g}")
+        raise typer.BadParameter(f"expected at least {least:g} seconds; found {value:g}")
     return value
 
 
@@ -42,7 +42,7 @@ def _from_zero(value: float) -> float:
 
 
 Timeout = Annotated[
-    float, typer.Option(help="Seconds that it may take; inf: any.", callback=_from_zero, metavar="SECONDS")
+    float, typer.Option(help="Timeout in seconds. inf means no limit.", callback=_from_zero, metavar="SECONDS")
 ]
 
 
@@ -84,10 +84,10 @@ def keep_from(text: str) -> Retention:
         make = kinds.get(match[1]) if match is not None else None
         try:
             if match is None or make is None:
-                raise ValueError("it is no policy")
+                raise ValueError("not a policy")
             found.append(make(match[2]))
         except ValueError as exc:
-            expected = "expected last(N), best(N), every(N) or bytes(SIZE), joined by '|', with N from 1"
+            expected = "expected last(N), best(N), every(N) or bytes(SIZE), joined by '|', with N of at least 1"
             raise typer.BadParameter(f"{expected}; found {part!r:.100} in {text!r:.100}", param_hint="--keep") from exc
     return reduce(lambda one, other: one | other, found)
 
@@ -111,7 +111,7 @@ def nodes_from(text: str) -> dict[str, float | str]:
         name, sign, value = (word.strip() for word in part.partition("="))
         if not sign or name in rule:
             message = "expected RESOURCE=AMOUNT or LABEL=VALUE, each once, joined by ','; found "
-            hint = f"; --wait-nodes {name} waits for so many nodes" if name.isdigit() else ""
+            hint = f"; to wait for {name} nodes, use --wait-nodes {name}" if name.isdigit() else ""
             raise typer.BadParameter(f"{message}{part!r:.100}{hint}", param_hint="--nodes")
         try:
             rule[name] = float(value)
@@ -135,7 +135,7 @@ def count_from(text: str) -> int | None:
     if text == "per-node":
         return None
     if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
-        raise typer.BadParameter(f"expected a number from 1, or per-node; found {text!r:.100}", param_hint="N")
+        raise typer.BadParameter(f"expected a number of at least 1, or per-node; found {text!r:.100}", param_hint="N")
     return int(text)
 
 
@@ -171,7 +171,7 @@ def scaling_from(text: str) -> ScalePolicy:
         name, sign, value = (word.strip() for word in part.partition("="))
         try:
             if not sign or name not in kinds or name in given:
-                raise ValueError("it is no field of the policy, or given twice")
+                raise ValueError("not a field of the policy, or given twice")
             given[name] = kinds[name](value)
         except ValueError as exc:
             expected = ", ".join(f"{known}={'N' if kind is int else 'NUMBER'}" for known, kind in kinds.items())

@@ -6,9 +6,9 @@ import typer
 
 
 def ray_sizes() -> None:
-    """Print options for `ray start` that fit this machine's memory, or what this job or container has of it.
+    """Print memory options for `ray start` that fit this machine, job or container.
 
-    A script has them as `ray start --head $(tensorvine ray-sizes)`. It is an error where there is too little.
+    Example: `ray start --head $(tensorvine ray-sizes)`. Fails if there is too little memory for Ray.
     """
     from ...actors.engine.room import ray_start_options
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 INTERVAL_S, SHORTEST_S = 2.0, 0.1
 ANSWER_S = 2.0
 """How long shards may take to answer."""
-COLUMNS = ("models", "used", "of", "full", "req/s", "saved/s", "sent/s", "waiting", "behind")
+COLUMNS = ("models", "used", "capacity", "full", "req/s", "saved/s", "sent/s", "waiting", "unwritten")
 WIDTH = 100
 """Characters that the table needs."""
-NOT_IF_NARROW = ("models", "of")
+NOT_IF_NARROW = ("models", "capacity")
 """Columns that are left out with fewer: `status` tells what they would."""
 SAID = 100
 """Characters of why one does not that are shown."""
@@ -48,24 +48,25 @@ def _interval(value: float) -> float:
 def top(
     interval: Annotated[
         float,
-        typer.Option("--interval", "-i", help="Seconds between two looks.", callback=_interval, metavar="SECONDS"),
+        typer.Option("--interval", "-i", help="Seconds between two updates.", callback=_interval, metavar="SECONDS"),
     ] = INTERVAL_S,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Print one table and end; requests and bytes are counted for one interval before."),
+        typer.Option("--once", help="Measure for one interval, print one table, and exit."),
     ] = False,
     name: Name = None,
     address: Address = None,
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the shards: memory, models, requests, traffic, who waits for memory or for the disk. Ctrl-C ends it.
+    """Watch the shards of a repository until Ctrl-C: memory, models, requests, traffic, and waiting calls.
 
-    Requests are saves begun, versions fetched and prefix queries answered. Traffic is bytes of tensors: those that
-    saves brought, and those that were sent to readers and other shards. --json needs --once.
+    Requests are started saves, fetched versions and answered prefix queries. Traffic is the bytes of tensors that saves
+    sent to the shard, and that the shard sent to readers and other shards. Waiting calls wait for memory or for the
+    disk. Unwritten versions are not on disk yet. --json needs --once.
     """
     if as_json and not once:
-        raise typer.BadParameter("expected --once beside it", param_hint="--json")
+        raise typer.BadParameter("expected it only with --once", param_hint="--json")
     try:
         with connected(name, address, scheduler) as repository:
             pulse, known = _pulse_of(repository), repository.name
@@ -141,13 +142,13 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
     cells = {
         "models": f"{sum(stats.models for _, stats in answered):,}",
         "used": size(used),
-        "of": size(room),
+        "capacity": size(room),
         "full": f"{used / room:.0%}" if room else "-",
         "req/s": f"{requests:,.1f}" if requests is not None else "-",
         "saved/s": _traffic(beat.saved_per_s for beat, _ in answered),
         "sent/s": _traffic(beat.sent_per_s for beat, _ in answered),
         "waiting": ", ".join(f"{what} {count}" for what, count in (("mem", memory), ("disk", disk)) if count) or "0",
-        "behind": f"{behind} ({late})" if behind else "0",
+        "unwritten": f"{behind} ({late})" if behind else "0",
     }
     return [cells[column] for column in shown]
 

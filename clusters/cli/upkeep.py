@@ -20,7 +20,9 @@ def scale(
     shards: Annotated[
         str,
         typer.Argument(
-            metavar="N", help="How many there are to be; per-node: one on each, now and later.", show_default=False
+            metavar="N",
+            help="Number of shards, or per-node: one on each node, also on nodes that join later.",
+            show_default=False,
         ),
     ],
     timeout: Timeout = SCALE_S,
@@ -29,9 +31,9 @@ def scale(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the number of shards while reads and writes go on; nothing is lost.
+    """Change the number of shards while reads and writes continue. No data is lost.
 
-    A change that cannot begin in time is undone; one that is decided goes on after the command has given up.
+    A change that cannot start before the timeout is undone. A change that was decided continues after the timeout.
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:
@@ -61,9 +63,9 @@ def flush(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all that is committed now is on the repository's path, too."""
+    """Wait until all versions that are committed now are written to the repository's path."""
     with connected(name, address, scheduler) as repository:
-        with console(stderr=True).status("writing what is not on disk yet"):
+        with console(stderr=True).status("writing pending versions to disk"):
             repository.flush(timeout)
         known = repository.name
     if as_json:

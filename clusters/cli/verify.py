@@ -25,7 +25,10 @@ def verify(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check checksums, in memory and on disk, owners, and what could not be read; exit code 1 if something is wrong."""
+    """Check stored versions: checksums in memory and on disk, owners of tensors, and unreadable files.
+
+    The exit code is 1 if there are problems.
+    """
     from rich.progress import track
 
     out = console()

@@ -57,25 +57,35 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """The version that a report is about, an ancestor of it, or a descendant."""
+    """A version in a `Lineage`: the reported version itself, one of its ancestors, or one of its descendants."""
 
     ref: ModelRef
+    """Reference of this version."""
     parent: ModelRef | None
+    """Parent of this version. None if it has no parent."""
     live: bool
-    """False: it is retired, and only its name and its tensors are left."""
+    """Whether this version is live. If it is retired, `created`, `bytes_owned` and `bytes_total` are None."""
     quality: float | None
-    """None: it was saved without one, or its home died since it was retired."""
+    """Quality of this version.
+
+    None if it was saved without a quality, or if the shard with its metadata died after it was retired.
+    """
     created: datetime | None
-    """UTC; None when it is retired."""
+    """Time of the save, in UTC. None if this version is retired."""
     bytes_owned: int | None
-    """Bytes that it wrote; None when it is retired."""
+    """Bytes of the tensors that this version wrote itself. None if it is retired."""
     bytes_total: int | None
-    """Bytes of all its tensors; None when it is retired."""
+    """Bytes of all tensors of this version. None if it is retired."""
     layers: tuple[str, ...] = ()
-    """An ancestor's, or the version's own: layers of the version that it wrote tensors of, input first. A
-    descendant's: layers of the descendant that the version wrote tensors of."""
+    """Layers of the reported version in which this version wrote tensors, from input to output.
+
+    For a descendant: layers of this version in which the reported version wrote tensors.
+    """
     tensors: int = 0
-    """How many tensors of the version it wrote; a descendant's: how many of its tensors the version wrote."""
+    """Number of tensors of the reported version that this version wrote.
+
+    For a descendant: number of tensors of this version that the reported version wrote.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A version with its ancestors and its descendants.
+    """A report on the ancestors and the descendants of a version, the reported version.
 
     >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
     >>> unknown = dict(created=None, bytes_owned=None, bytes_total=None)
@@ -100,30 +110,36 @@ class Lineage:
     """
 
     ref: ModelRef
-    """The version that was asked about."""
+    """Reference of the reported version."""
     ancestors: tuple[Relative, ...]
-    """The root first, the version itself last."""
+    """All ancestors, from the root to the reported version, which is the last."""
     descendants: tuple[Relative, ...]
-    """Parents before their children; retired ones between live ones and the version are among them."""
+    """The nearest descendants, parents before children. Retired versions on the way to live ones are included."""
     writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
-    """Layer of the version -> who wrote the most of its tensors; input first. Layers without tensors are left out."""
+    """For each layer of the reported version, the version that wrote most of its tensors.
+
+    Layers are in order from input to output. Layers without tensors are left out.
+    """
     tensors: int = 0
-    """How many tensors the version has."""
+    """Number of tensors of the reported version."""
     unfollowed: int = 0
-    """Live descendants that are left out."""
+    """Number of live descendants that are left out of `descendants`."""
 
     @property
     def model(self) -> Relative:
-        """The version itself."""
+        """The reported version."""
         return self.ancestors[-1]
 
     @property
     def contributors(self) -> list[Relative]:
-        """Whoever wrote tensors of the version, the root's side first; itself too."""
+        """The versions in `ancestors` that wrote tensors of the reported version, from the root on."""
         return [relative for relative in self.ancestors if relative.tensors]
 
     def steps(self) -> list[Relative | Gap]:
-        """Return the ancestors, root first, with those in one where several in a row wrote nothing of the version."""
+        """Return the ancestors, from the root on, in a shortened form.
+
+        Three or more consecutive ancestors that wrote no tensors of the reported version are combined into one `Gap`.
+        """
         steps: list[Relative | Gap] = []
         idle: list[Relative] = []
         for relative in self.ancestors:
@@ -136,11 +152,11 @@ class Lineage:
         return steps
 
     def children(self, ref: ModelRef) -> list[Relative]:
-        """Return a version's children among the descendants."""
+        """Return the children of a version among the descendants."""
         return [relative for relative in self.descendants if relative.parent == ref]
 
     def as_dict(self) -> dict[str, Json]:
-        """Return it as JSON values."""
+        """Return the report as JSON values."""
         return {
             "model": str(self.ref),
             "tensors": self.tensors,
@@ -152,17 +168,17 @@ class Lineage:
 
 
 def lineage_of(repository: Answers, model: Model) -> Lineage:
-    """Ask a repository where a version comes from and what became of it (EvoStore, section 4.1).
+    """Return the ancestors and the descendants of a version (EvoStore, section 4.1).
 
     Args:
-        repository: a `Repository`.
-        model: a live version: a reference, `"name@3"`, or `"name"` for the latest version.
+        repository: A connected `Repository`.
+        model: A live version: a reference, `"name@3"`, or `"name"` for the latest version.
 
     Returns:
-        The version, all its ancestors, and its nearest descendants, up to MOST_DESCENDANTS live ones.
+        A report with all ancestors, and with the nearest descendants, at most 60 live ones.
 
     Raises:
-        ModelNotFoundError: there is no such live version.
+        ModelNotFoundError: if the version does not exist or is retired.
     """
     chain = repository.lineage(model)
     ref = chain[0]

@@ -110,17 +110,21 @@ def check_picture(path: Path) -> None:
 
 
 def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
-    """Draw a lineage: versions as rows, the root on top, and the version's layers as a bar, coloured by who wrote them.
+    """Draw a lineage to a file.
+
+    Each version is a row, with the root at the top. Below the rows, a bar shows the layers of the reported version,
+    coloured by the version that wrote them. Requires the extra `pictures`.
 
     Args:
-        lineage: what `lineage_of` found.
-        path: the file, `.svg`, `.png` or `.pdf`; it is replaced where it exists.
+        lineage: Result of `lineage_of`.
+        path: File to write: `.svg`, `.png` or `.pdf`. An existing file is replaced.
 
     Returns:
         The path.
 
     Raises:
-        StorageError, CodecUnavailableError: as `check_picture`, or the file cannot be written.
+        StorageError: if the suffix is not one of these, the directory does not exist, or the file cannot be written.
+        CodecUnavailableError: if matplotlib or networkx is not installed.
 
     >>> draw_lineage(lineage_of(repo, "best"), "best.svg")     # doctest: +SKIP
     """
@@ -146,7 +150,7 @@ def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
         try:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         except OSError as exc:
-            raise StorageError(f"picture {path}: expected to be able to write it; {exc}") from exc
+            raise StorageError(f"picture {path}: expected a writable file; found {exc}") from exc
     return path
 
 
@@ -190,7 +194,7 @@ def _head(axes: Axes, lineage: Lineage, columns: _Columns) -> None:
     )
     facts = f"{words.count(lineage.tensors, 'tensor')} from {words.count(len(writers), 'version')}"
     if model.bytes_total:
-        facts += f", {size(model.bytes_total)}, of which it wrote {size(model.bytes_owned)} itself"
+        facts += f", {size(model.bytes_total)}, of which {size(model.bytes_owned)} are its own"
     if lineage.unfollowed:
         facts += f"; {words.count(lineage.unfollowed, 'more descendant')} not shown"
     axes.text(MARGIN, 0.55, facts, va="center", fontsize=9, color=GREY)
@@ -236,11 +240,11 @@ def _version(
 
 
 def _gap(gap: Gap) -> str:
-    return f"{words.count(len(gap.refs), 'version')} that wrote nothing of it"
+    return f"{words.count(len(gap.refs), 'version')} that wrote none of its tensors"
 
 
 def _wrote_head(lineage: Lineage) -> str:
-    return f"wrote of {lineage.ref.name[-28:]}"
+    return f"layers written of {lineage.ref.name[-28:]}"
 
 
 def _written(one: Relative, lineage: Lineage) -> tuple[str, ...]:
@@ -307,7 +311,7 @@ def _strip(axes: Axes, lineage: Lineage, colors: Mapping[ModelRef, str], top: fl
 
     if not lineage.writers:
         return
-    title = f"{words.count(len(lineage.writers), 'layer')} with tensors, from input to output, by who wrote them"
+    title = f"{words.count(len(lineage.writers), 'layer')} with tensors, from input to output, coloured by writer"
     axes.text(MARGIN, top - 0.16, title, va="center", fontsize=8, color=GREY)
     width = room / len(lineage.writers)
     for place, (layer, ref) in enumerate(lineage.writers.items()):

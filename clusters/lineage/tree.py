@@ -22,7 +22,7 @@ LAYERS_WIDTH = 48
 
 
 def lineage_tree(lineage: Lineage) -> Tree:
-    """Write a lineage as a tree that `rich` prints.
+    """Return a lineage as a tree that can be printed with `rich.print`.
 
     >>> from tensorvine.store import ModelRef
     >>> import rich
@@ -64,7 +64,7 @@ def _ancestor(relative: Relative, lineage: Lineage) -> Text:
         share = f"wrote {relative.tensors} of {words.count(lineage.tensors, 'tensor')}"
         text.append(f"  {share}: {words.listed(relative.layers, LAYERS_WIDTH)}", "green")
     elif lineage.tensors:
-        text.append("  wrote nothing of it", "dim")
+        text.append("  wrote none of the tensors", "dim")
     return _retired(text, relative)
 
 
@@ -94,5 +94,6 @@ def _gap(gap: Gap) -> Text:
     from rich.text import Text
 
     return Text(
-        f"… {words.count(len(gap.refs), 'version')} that wrote nothing of it, {gap.refs[0]} to {gap.refs[-1]}", "dim"
+        f"… {words.count(len(gap.refs), 'version')} that wrote none of the tensors, {gap.refs[0]} to {gap.refs[-1]}",
+        "dim",
     )

@@ -1,7 +1,7 @@
 """TensorVine: a model repository and model-delivery engine for training coupled to inference, search and fine-tuning.
 
-This folder is installed as the package `tensorvine` itself; `tensorvine.store`, `.planner`, `.actors` and `.clusters`
-are the folders beside `clusters/`. Names are imported when they are first used.
+Names are imported when they are first used. In the source tree, this file is `clusters/package/__init__.py`, and the
+subpackages `tensorvine.store`, `.planner`, `.actors` and `.clusters` are top-level folders.
 """
 
 # its siblings are found where it is installed, not from this folder
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def connect(name: str | None = None) -> Repository:
-    """Connect to a running repository from any process of its cluster, as `Repository.connect` does.
+    """Connect to a running repository from any process of its cluster. Short for `Repository.connect`.
 
     Args:
-        name: the repository's name; None means `"default"`.
+        name: Name of the repository. None means `"default"`.
 
     Raises:
-        RepositoryNotFoundError: no cluster runs, or no repository of that name runs on it.
-        ForeignRepositoryError: no name is given, and the repository is another user's.
+        RepositoryNotFoundError: if no cluster is running, or no repository with this name is running on it.
+        ForeignRepositoryError: if `name` is None, and the repository belongs to another user.
 
     >>> with connect() as repo:                                       # doctest: +SKIP
     ...     repo.models()

@@ -42,9 +42,9 @@ LEAST = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """A form with its parameters: from an iteration to the loss expected there.
+    """A fitted loss curve: a function from an iteration to the expected loss.
 
-    Before the first iteration that was fitted it is as flat as at that one.
+    The curve is constant before the first fitted iteration.
 
     >>> curve = fit_loss_curve([2.0 * 0.98**i + 0.5 for i in range(100)], forms=("exp3",))
     >>> curve.form, round(curve.params["c"], 3), round(curve(200), 3), curve([0, 50]).round(2).tolist()
@@ -52,21 +52,24 @@ class LossCurve:
     """
 
     shape: LossForm
-    """The form as an object."""
+    """The form of the curve."""
     params: dict[str, float]
-    """Parameter -> value, for x = iteration - `origin`."""
+    """Values of the form's parameters, by name, for x = iteration - `origin`."""
     origin: int
-    """Iteration at which x is 0: the first one fitted, less the form's `first`."""
+    """The iteration at which x is 0: the first fitted iteration minus `shape.first`."""
     floor: float
-    """Least value: 0 where no loss was negative, else -inf."""
+    """Lower bound of the curve: 0 if no fitted loss was negative, otherwise -inf."""
     mse: float
-    """Mean squared error over all losses that were used."""
+    """Mean squared error over all losses used."""
     tail_mse: float | None
-    """Mean squared error over the held-out tail, of the same form fitted without it; None where none was held out."""
+    """Mean squared error over the last fifth of the losses, of the same form fitted without them.
+
+    None if none were held out.
+    """
     used: int
-    """Losses that were used."""
+    """Number of losses used."""
     left_out: int
-    """Losses that were left out, being NaN or infinite."""
+    """Number of losses ignored because they were NaN or infinite."""
 
     @property
     def form(self) -> str:
@@ -78,7 +81,7 @@ class LossCurve:
     @overload
     def __call__(self, iteration: Sequence[float] | NDArray[np.number]) -> Array: ...
     def __call__(self, iteration: ArrayLike) -> float | Array:
-        """Return the loss expected at an iteration, or at each of an array of them."""
+        """Return the expected loss at an iteration, or at each iteration of an array."""
         x = np.maximum(np.asarray(iteration, np.float64) - self.origin, self.shape.first)
         with np.errstate(all="ignore"):
             loss = np.maximum(self.shape.function(x, *self.params.values()), self.floor)
@@ -92,21 +95,22 @@ def fit_loss_curve(
     start: int = 0,
     choose: Choice = "tail",
 ) -> LossCurve:
-    """Fit forms to the losses seen so far and choose one (the training loss predictor of Viper, section 4.3).
+    """Fit several forms to the losses of a training and return the best curve (Viper, section 4.3).
 
-    Each form is fitted from several starting points. With `choose="tail"` the forms are fitted to all but the last
-    fifth of the losses; the one that foretells that fifth best is taken, and fitted again to all. The constant `last1`
-    is always among them, for a loss that goes nowhere. A form with more parameters than losses is skipped.
+    Forms with more parameters than losses are skipped.
 
     Args:
-        losses: the loss (any unit) at iterations `start`, `start` + 1, ...; or pairs (iteration, loss), in order.
-        forms: names among `FORMS`, or forms of one's own.
-        start: iteration of the first loss, where `losses` are no pairs.
-        choose: "tail", or "mse" as the paper does: the least mean squared error over all losses; `last1` only if named.
+        losses: Losses in any unit, at iterations `start`, `start` + 1 and so on; or pairs (iteration, loss), in
+            increasing order of the iterations.
+        forms: Names of forms, such as "exp3", or `LossForm` objects.
+        start: Iteration of the first loss. Must be 0 with pairs.
+        choose: How to choose the form. "tail" fits each form to all losses but the last fifth, chooses the form that
+            predicts the last fifth best, and fits it again to all losses. It also tries the constant form "last1".
+            "mse" chooses the form with the least mean squared error over all losses, as in the paper.
 
     Raises:
-        ValueError: no losses, less than half of them finite, iterations that do not increase, an unknown form or
-            choice, or (`choose="mse"`) too few losses for every form.
+        ValueError: if there are no losses, fewer than half of them are finite, the iterations do not increase, a form
+            or `choose` is unknown, or no form fits (with "mse").
 
     >>> losses = [3 * 0.9**i + 1 for i in range(30)]
     >>> fit_loss_curve(losses, choose="mse").form, fit_loss_curve([1.0]).form, fit_loss_curve([0.7] * 30).form
@@ -127,7 +131,7 @@ def fit_loss_curve(
         curves = [_curve(form, series, left_out) for form in fitting]
         curve = curves[_least([curve.mse for curve in curves], fitting, series)]
         if math.isinf(curve.mse):
-            raise ValueError(f"forms: expected one that gives finite losses; found none among {list(forms)}")
+            raise ValueError(f"forms: expected a form that fits with finite losses; found none among {list(forms)}")
         return curve
     form, tail_mse = _best_on_tail(named, series)
     return _curve(form, series, left_out, tail_mse)
@@ -188,19 +192,19 @@ def _series(losses: object, start: int) -> _Series:
     except (TypeError, ValueError) as exc:
         raise ValueError(f"losses: expected numbers, or pairs (iteration, loss); {exc}") from exc
     if array.size == 0:
-        raise ValueError("losses: expected at least 1 (last1 needs no more); found none")
+        raise ValueError("losses: expected at least 1 loss; found none")
     if array.ndim == 1:
         iterations = start + np.arange(len(array), dtype=np.float64)
     elif array.ndim == 2 and array.shape[1] == 2:
         if start:
-            raise ValueError(f"start: expected none, for the losses are pairs (iteration, loss); found {start}")
+            raise ValueError(f"start: expected 0, because the losses are pairs (iteration, loss); found {start}")
         iterations, array = array[:, 0], array[:, 1]
     else:
         raise ValueError(f"losses: expected numbers, or pairs (iteration, loss); found an array of shape {array.shape}")
     late = np.flatnonzero(~(np.diff(iterations) > 0))
     if len(late) or not np.isfinite(iterations).all():
         at = int(late[0]) if len(late) else 0
-        raise ValueError(f"losses: expected iterations that increase; found {iterations[at : at + 2].tolist()}")
+        raise ValueError(f"losses: expected increasing iterations; found {iterations[at : at + 2].tolist()}")
     return _Series(iterations, array, np.ones(len(array)))
 
 
@@ -208,7 +212,7 @@ def _fitting(forms: Sequence[LossForm], series: _Series) -> list[LossForm]:
     fitting = [form for form in forms if len(form.parameters) <= len(series.losses)]
     if not fitting:
         needs = ", ".join(f"{len(form.parameters)} for {form.name}" for form in forms)
-        raise ValueError(f"losses: expected at least {needs}; found {len(series.losses)} finite ones")
+        raise ValueError(f"losses: expected at least {needs}; found {len(series.losses)} finite losses")
     return fitting
 
 
@@ -297,7 +301,7 @@ class _Free:
         guesses = np.atleast_2d(np.asarray(form.guesses(x, y), np.float64))
         if guesses.shape[1] != len(form.parameters):
             wanted = f"(guesses, {len(form.parameters)})"
-            raise ValueError(f"guesses of form {form.name}: expected an array {wanted}; found {guesses.shape}")
+            raise ValueError(f"guesses of form {form.name}: expected an array of shape {wanted}; found {guesses.shape}")
         self.low, self.high = self._free(low), self._free(high)
         self.starts = np.clip(self._free(np.nan_to_num(guesses)), self.low, self.high)
 

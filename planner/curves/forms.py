@@ -23,7 +23,7 @@ Bounds = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """A formula for a loss curve.
+    """A form of loss curves: a formula with parameters, and the starting points and bounds for fitting them.
 
     >>> def log2(x, a, b):
     ...     return a - b * np.log(x)
@@ -34,19 +34,19 @@ class LossForm:
     """
 
     name: str
-    """Name, unique among the forms of a fit."""
+    """Name of the form, unique among the forms of a fit."""
     parameters: tuple[str, ...]
-    """Names of the parameters, in the order in which `function` takes them."""
+    """Names of the parameters, in the order of the arguments of `function`."""
     function: Callable[..., Array]
-    """(x, *parameters) -> loss; elementwise, float64."""
+    """The formula. Called with x and the parameters; returns the losses, element by element, as float64."""
     guesses: Callable[[Array, Array], ArrayLike]
-    """(x, losses) -> starting points, shape (guesses, parameters)."""
+    """Function from x and the losses to starting points of the fit, an array of shape (guesses, parameters)."""
     bounds: Callable[[Array, Array], Bounds]
-    """(x, losses) -> least and greatest value of each parameter; infinities are none."""
+    """Function from x and the losses to the lower and the upper bounds of the parameters. Infinity means no bound."""
     positive: frozenset[str] = frozenset()
-    """Parameters that are above 0 and may be of any order of magnitude: their logarithms are fitted."""
+    """Names of the positive parameters. Their logarithms are fitted, so their order of magnitude need not be known."""
     first: int = 0
-    """x at the first iteration that is fitted."""
+    """Value of x at the first fitted iteration."""
 
 
 def _exp2(x: Array, a: Array, b: Array) -> Array:

@@ -25,23 +25,23 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UpdateCosts:
-    """What training, publishing and answering take.
+    """The durations of training, updates and inference, in seconds.
 
     Raises:
-        ValueError: a time is not finite, is negative, or is zero where it must not be.
+        ValueError: if a duration is not finite, is negative, or is zero and must not be.
 
     >>> UpdateCosts(iteration_s=0.1, stall_s=0.02, delivery_s=0.5, inference_s=0.005).stall_s
     0.02
     """
 
     iteration_s: float
-    """Of one training iteration; the paper's t_train. Above zero."""
+    """Duration of one training iteration (`t_train` in Viper). Must be above zero."""
     stall_s: float
-    """For which one checkpoint holds training up; the paper's t_p."""
+    """Time for which a checkpoint stops the training (`t_p` in Viper)."""
     delivery_s: float
-    """From the end of the stall until the version answers; the paper's t_c."""
+    """Time from the end of the stall until consumers use the new version (`t_c` in Viper)."""
     inference_s: float
-    """Of one inference; the paper's t_infer. Above zero."""
+    """Duration of one inference (`t_infer` in Viper). Must be above zero."""
 
     def __post_init__(self) -> None:
         for name in ("iteration_s", "stall_s", "delivery_s", "inference_s"):
@@ -60,20 +60,20 @@ def cumulative_inference_loss(
     inferences: float,
     floor: bool = False,
 ) -> float:
-    """Add up the losses of all inferences under a schedule: equation 2 and Algorithm 1, for any iterations.
+    """Return the sum of the losses of all inferences under a schedule (Viper, equation 2 and Algorithm 1).
 
     Args:
-        iterations: after which a checkpoint is taken; increasing, above `start`. One that would arrive after
-            the last inference changes nothing.
-        curve: iteration -> loss.
-        costs: seconds.
-        start: iteration whose version answers until the first checkpoint arrives.
-        inferences: how many there are, one after the other from then on.
-        floor: count whole inferences per version, as Algorithm 1 does.
+        iterations: Iterations after which a checkpoint is taken, increasing and above `start`. A checkpoint that would
+            arrive after the last inference has no effect.
+        curve: Function from an iteration to its loss.
+        costs: Durations of training, updates and inference.
+        start: Iteration whose version is in use until the first checkpoint arrives.
+        inferences: Number of inferences from then on, one after the other.
+        floor: Whether to count whole inferences per version, as Algorithm 1 does. By default, fractions count.
 
     Raises:
-        ValueError: the iterations are not increasing or not above `start`, the number of inferences is negative
-            or not finite, or the curve gives a loss that is not finite.
+        ValueError: if the iterations are not increasing or not above `start`, the number of inferences is negative or
+            not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=1.0, delivery_s=2.0, inference_s=0.5)
     >>> cumulative_inference_loss([3], lambda iteration: 10.0 - iteration, costs, start=0, inferences=20)

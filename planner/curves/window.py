@@ -21,18 +21,18 @@ from .losses import Curve, Floats, UpdateCosts, arrivals, checked_inferences, in
 
 @dataclass(frozen=True)
 class Schedule:
-    """When to take checkpoints.
+    """A schedule: the iterations at which to take checkpoints.
 
     >>> Schedule((60, 70, 80), interval=10, predicted_loss=512.0).iterations
     (60, 70, 80)
     """
 
     iterations: tuple[int, ...]
-    """After which a checkpoint is taken, increasing."""
+    """Iterations after which a checkpoint is taken, in increasing order."""
     interval: int | None
-    """Iterations from one checkpoint to the next; None where they are irregular."""
+    """Number of iterations between checkpoints, or None if it varies."""
     predicted_loss: float
-    """Cumulative inference loss, in units of the curve's loss."""
+    """Predicted sum of the losses of all inferences, in the unit of the loss curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Window:
         """
         first, last = index(start), index(stop)
         if last <= first:
-            raise ValueError(f"schedule: expected stop after start, {first}; found {last}")
+            raise ValueError(f"schedule: expected stop to be after start={first}; found {last}")
         total = checked_inferences(inferences)
         return cls(costs, first, loss_at(curve, np.arange(first, last + 1, dtype=np.int64)), total)
 

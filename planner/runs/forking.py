@@ -127,7 +127,8 @@ def plan_fork(
     ranks_wrong = sources < 1 or min(groups, default=0) < 1
     if ranks_wrong or len(sizes) != len(local) or min(sizes, default=0) < 0 or message < ALIGNMENT:
         raise ValueError(
-            f"fork: expected ranks and clones from 1, sizes from 0 and messages from {ALIGNMENT} bytes; found "
+            f"fork: expected at least 1 rank and clone, sizes of at least 0, and messages of at least {ALIGNMENT} "
+            f"bytes; found "
             f"{sources} ranks, groups of {list(groups)} clones, {len(sizes)} sizes, {len(local)} flags, messages of "
             f"{message} bytes"
         )

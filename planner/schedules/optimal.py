@@ -41,23 +41,24 @@ def optimal_schedule(
     price: float = 0.0,
     most: int | None = None,
 ) -> Schedule:
-    """Choose the iterations whose predicted cumulative inference loss is least.
+    """Return the schedule with the least predicted cumulative inference loss.
 
     Args:
-        curve: iteration -> loss; may rise and fall.
-        costs: seconds.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken.
-        inferences: how many are answered from then on.
-        price: what one checkpoint costs beside its stall, in units of cumulative loss.
-        most: checkpoints, at most: if the best schedule has more, the best at the lowest price at which it has not.
+        curve: Function from an iteration to its loss. The loss may rise and fall.
+        costs: Durations of training, updates and inference.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
+        price: Cost of a checkpoint in addition to its stall, in units of cumulative loss.
+        most: Maximum number of checkpoints. If the best schedule has more, the result is the best schedule for the
+            lowest price at which it has not. None means no limit.
 
     Returns:
-        The schedule; its `predicted_loss` is without the price.
+        The schedule. Its `predicted_loss` does not include the price.
 
     Raises:
-        ValueError: the price is negative or not finite, `most` is negative, `stop` is not after `start`, `inferences`
-            is negative or not finite, or a loss is not finite.
+        ValueError: if the price is negative or not finite, `most` is negative, `stop` is not after `start`,
+            `inferences` is negative or not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> optimal_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations
@@ -68,28 +69,28 @@ def optimal_schedule(
     if not math.isfinite(price) or price < 0:
         raise ValueError(f"optimal schedule: expected a finite price of at least 0; found {price!r}")
     if most is not None and most < 0:
-        raise ValueError(f"optimal schedule: expected at most a number of checkpoints from 0; found {most!r}")
+        raise ValueError(f"optimal schedule: most: expected a number of checkpoints of at least 0; found {most!r}")
     window = Window.of(curve, costs, start, stop, inferences)
     best = _best(window, price)
     return best if most is None or len(best.iterations) <= most else _fewer(window, price, most)
 
 
 def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> list[Schedule]:
-    """Trace the front between few checkpoints and a low predicted loss, by raising the price of a checkpoint.
+    """Return the Pareto front between few checkpoints and a low predicted loss.
 
     Args:
-        curve: iteration -> loss.
-        costs: seconds.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken.
-        inferences: how many are answered from then on.
+        curve: Function from an iteration to its loss.
+        costs: Durations of training, updates and inference.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
 
     Returns:
-        At most a few dozen schedules, from none to the optimal number of checkpoints: each has more of them than
-        the one before, and a lower predicted loss. Each is the best with as many.
+        At most a few dozen schedules, ordered from zero checkpoints to the optimal number. Each has more checkpoints
+        and a lower predicted loss than the schedule before it, and is the best with its number of checkpoints.
 
     Raises:
-        ValueError: as `optimal_schedule`.
+        ValueError: As in `optimal_schedule`.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> [len(s.iterations) for s in schedule_front(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60)]

@@ -32,20 +32,20 @@ NO_STALL = 1e-12
 
 
 def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Choose the best of all fixed intervals: Viper's Algorithm 2, in real numbers.
+    """Return the best schedule with a fixed interval (Viper, Algorithm 2, with fractional numbers of inferences).
 
     Args:
-        curve: iteration -> loss.
-        costs: seconds.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken.
-        inferences: how many are answered from then on.
+        curve: Function from an iteration to its loss.
+        costs: Durations of training, updates and inference.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
 
     Returns:
-        A schedule without checkpoints where no interval is better than that.
+        The schedule. It has no checkpoints if no interval is better than that.
 
     Raises:
-        ValueError: `stop` is not after `start`, `inferences` is negative, or a loss is not finite.
+        ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> fixed_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations
@@ -72,18 +72,19 @@ def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 def greedy_schedule(
     curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, threshold: float
 ) -> Schedule:
-    """Take a checkpoint whenever the loss has fallen by more than a threshold: Viper's Algorithm 3.
+    """Return a schedule with a checkpoint each time the loss has fallen by a threshold (Viper, Algorithm 3).
 
     Args:
-        curve: iteration -> loss.
-        costs: seconds; the choice does not depend on them, the prediction does.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken.
-        inferences: how many are answered from then on.
-        threshold: by how much the loss must have fallen since the last checkpoint; see `greedy_threshold`.
+        curve: Function from an iteration to its loss.
+        costs: Durations of training, updates and inference, for the predicted loss.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
+        threshold: A checkpoint is taken if the loss has fallen by more than this since the last checkpoint. See
+            `greedy_threshold`.
 
     Raises:
-        ValueError: the threshold is negative or not finite, or as `fixed_schedule`.
+        ValueError: if the threshold is negative or not finite, or as in `fixed_schedule`.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
     >>> greedy_schedule(lambda i: 0.8**i, costs, 0, 20, 60, threshold=0.2).iterations
@@ -103,14 +104,15 @@ def greedy_schedule(
 
 
 def greedy_threshold(losses: Sequence[float]) -> float:
-    """Return Viper's threshold: mean plus standard deviation of the differences between losses of the warm-up.
+    """Return the threshold of Viper for `greedy_schedule`.
+
+    It is the mean plus the standard deviation of the absolute differences between consecutive losses of the warm-up.
 
     Args:
-        losses: of consecutive iterations, at least two. Differences count without their sign, as Algorithm 3
-            compares them.
+        losses: Losses of consecutive iterations, at least two.
 
     Raises:
-        ValueError: there are fewer than two losses, or one is not finite.
+        ValueError: if there are fewer than two losses, or a loss is not finite.
 
     >>> greedy_threshold([5.0, 4.0, 1.0])
     3.0
@@ -126,18 +128,18 @@ def greedy_threshold(losses: Sequence[float]) -> float:
 
 
 def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, epoch: int) -> Schedule:
-    """Take a checkpoint at the end of every epoch: the paper's baseline.
+    """Return a schedule with a checkpoint at the end of every epoch, the baseline in Viper.
 
     Args:
-        curve: iteration -> loss.
-        costs: seconds.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken.
-        inferences: how many are answered from then on.
-        epoch: iterations of one epoch; epochs end at its multiples.
+        curve: Function from an iteration to its loss.
+        costs: Durations of training, updates and inference, for the predicted loss.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
+        epoch: Number of iterations per epoch. Epochs end at its multiples.
 
     Raises:
-        ValueError: the epoch has less than one iteration, or as `fixed_schedule`.
+        ValueError: if `epoch` is less than 1, or as in `fixed_schedule`.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
     >>> epoch_schedule(lambda i: 0.8**i, costs, start=10, stop=30, inferences=60, epoch=8).iterations
@@ -150,22 +152,24 @@ def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
 
 def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Space checkpoints by a formula: sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t)) iterations apart around iteration x.
+    """Return a schedule from a closed formula. It is fast, and near the optimum on smooth curves.
 
-    It balances, as Young's and Daly's intervals do, what an interval costs by being long (its versions are old)
-    and by ending (the stall delays all that training still gains, down to l(e)). The formula is read as a density:
-    a checkpoint is due whenever its inverse, summed over the iterations, has grown by one. It is near the optimum
-    on smooth curves; `optimal_schedule` is exact on all.
+    Around iteration x, checkpoints are `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations apart. In the formula, `l`
+    is the curve, `t` the duration of an iteration, `t_p` the stall, and `e` the last iteration whose checkpoint can
+    arrive in time. Like the intervals of Young and Daly, the formula balances two costs: a long interval leaves an old
+    version in use, and each stall delays all later improvements. The inverse of the formula is summed over the
+    iterations, and a checkpoint is taken each time that the sum has grown by one. `optimal_schedule` is exact on all
+    curves.
 
     Args:
-        curve: iteration -> loss; where it rises, its lowest value so far counts.
-        costs: seconds.
-        start: iteration whose version answers at first.
-        stop: last iteration that may be taken; e is this one, or the last that could arrive in time.
-        inferences: how many are answered from then on.
+        curve: Function from an iteration to its loss. Where the loss rises, its lowest value so far is used.
+        costs: Durations of training, updates and inference.
+        start: Iteration whose version is in use at first.
+        stop: Last iteration that may get a checkpoint.
+        inferences: Number of inferences from then on.
 
     Raises:
-        ValueError: as `fixed_schedule`.
+        ValueError: As in `fixed_schedule`.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> closed_form_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations

@@ -97,7 +97,7 @@ class _Served:
 
 
 class Stream:
-    """What is known of one training, and its plan.
+    """The update plan of one running training, with the measurements that it is made from.
 
     >>> stream = Stream(PlanRequest(warmup=20, stop=200))
     >>> stream.observe(0, [2 * 0.97**i + 0.1 for i in range(20)])
@@ -110,14 +110,14 @@ class Stream:
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
-        self.ways = TransferSelector()
-        """Knows what deliveries of this stream took."""
+        self.transports = TransferSelector()
+        """The speed of each transport, measured from the deliveries."""
         self.curve: LossCurve | None = None
-        """As fitted for the plan in force; None before the first."""
+        """The loss curve of the current plan. None before the first plan."""
         self.schedule: Schedule | None = None
-        """The plan in force."""
+        """The current plan. None before the first plan."""
         self.why = ""
-        """Why it has no update after the first version; empty if it has."""
+        """The reason why the current plan has no updates. Empty if it has updates."""
         self._iterations = array("q")
         self._losses = array("d")
         self._count = 0
@@ -130,17 +130,17 @@ class Stream:
         self._served: int | None = None
 
     def observe(self, first_iteration: int, losses: Sequence[float]) -> None:
-        """Take in the losses of consecutive iterations; those not after the last one known are passed over.
+        """Add the losses of consecutive iterations. Losses of iterations that are already known are ignored.
 
         Args:
-            first_iteration: that of the first loss, from 0.
-            losses: any unit; NaN and infinities may be among them.
+            first_iteration: Iteration of the first loss, at least 0.
+            losses: Losses in any unit. They may include NaN and infinities.
 
         Raises:
-            ValueError: a negative iteration.
+            ValueError: if `first_iteration` is negative.
         """
         if first_iteration < 0:
-            raise ValueError(f"first_iteration: expected from 0; found {first_iteration}")
+            raise ValueError(f"first_iteration: expected at least 0; found {first_iteration}")
         known = self._iterations[-1] - first_iteration + 1 if self._iterations else 0
         new = [float(loss) for loss in losses[max(known, 0) :]]
         begin = first_iteration + max(known, 0)
@@ -153,38 +153,39 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Take in that the version of an iteration was published: the caller that trains may do so without a plan."""
+        """Record that the version of an iteration was published. The training may also publish without a plan."""
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:
-        """Take in what an iteration took, without the stall of a checkpoint; seconds above 0."""
+        """Record the duration of an iteration without checkpoint stalls. It must be above 0."""
         self._note("iteration", seconds)
 
     def stalled(self, seconds: float) -> None:
-        """Take in what a checkpoint cost the training; seconds from 0."""
+        """Record the time for which a checkpoint stopped the training. It must be at least 0."""
         self._note("stall", seconds)
         self._spent_s += seconds
 
-    def delivered(self, seconds: float, nbytes: int, way: str) -> None:
-        """Take in what a delivery took, from the end of the stall until the version answers.
+    def delivered(self, seconds: float, nbytes: int, transport: str) -> None:
+        """Record the duration of a delivery, from the end of the stall until consumers use the version.
 
         Args:
-            seconds: from 0.
-            nbytes: bytes that travelled, from 0.
-            way: by which they did; `ways` learns from it.
+            seconds: Duration, at least 0.
+            nbytes: Number of bytes transferred, at least 0.
+            transport: Name of the transport, for `transports`.
         """
-        self.ways.measured(way, nbytes, seconds)
+        self.transports.measured(transport, nbytes, seconds)
         self._note("delivery", seconds)
 
     def answered(self, seconds_per_inference: float) -> None:
-        """Take in what an inference takes; seconds above 0."""
+        """Record the duration of an inference. It must be above 0."""
         self._note("inference", seconds_per_inference)
 
     @property
     def costs(self) -> UpdateCosts | None:
-        """Medians of the last `KEPT` measurements of each; None until an iteration and a stall were measured.
+        """The median of the last 16 measurements of each duration.
 
-        A delivery that was never measured is supposed to take as long as a stall, and an inference as an iteration.
+        None until an iteration and a stall were measured. A delivery that was never measured is assumed to take as long
+        as a stall, and an inference that was never measured as long as an iteration.
         """
         took = {name: median(seconds) for name, seconds in self._took.items() if seconds}
         if "iteration" not in took or "stall" not in took:
@@ -193,10 +194,13 @@ class Stream:
         return UpdateCosts(iteration, stall, took.get("delivery", stall), took.get("inference", iteration))
 
     def wants_plan(self, now: int) -> bool:
-        """Say whether it is time to plan (see the rules above).
+        """Return whether `plan` should be called again.
+
+        This is the case after the warm-up, after enough new losses, at the end of the plan, and if the durations or the
+        losses no longer agree with the plan.
 
         Args:
-            now: the last iteration that is over.
+            now: The last finished iteration.
         """
         if self._first is None or now - self._first + 1 < self.request.warmup:
             return False
@@ -218,18 +222,18 @@ class Stream:
         )
 
     def plan(self, now: int) -> Schedule:
-        """Fit the curve anew, and schedule the iterations after `now`.
+        """Fit the curve to the losses so far, and return a schedule for the iterations after `now`.
 
-        Until the costs are known the schedule holds the first version alone, and its predicted loss is NaN.
+        Until the durations are measured, the schedule contains only the first version, and its predicted loss is NaN.
 
         Args:
-            now: the last iteration that is over.
+            now: The last finished iteration.
 
         Raises:
-            ValueError: no loss was observed.
+            ValueError: if no losses were observed.
         """
         if not self._losses:
-            raise ValueError(f"plan at iteration {now}: expected losses; none was observed")
+            raise ValueError(f"plan at iteration {now}: expected observed losses; found none")
         if self.schedule is not None:
             self._served = max((i for i in self.schedule.iterations if i <= now), default=self._served)
         if self._began is None:
@@ -245,9 +249,9 @@ class Stream:
         return self.schedule
 
     def _note(self, what: str, seconds: float) -> None:
-        least = "from 0" if what in ("stall", "delivery") else "above 0"
-        if not (math.isfinite(seconds) and (seconds > 0 or (seconds == 0 and least == "from 0"))):
-            raise ValueError(f"seconds of {what}: expected finite and {least}; found {seconds}")
+        least = "of at least 0" if what in ("stall", "delivery") else "above 0"
+        if not (math.isfinite(seconds) and (seconds > 0 or (seconds == 0 and least == "of at least 0"))):
+            raise ValueError(f"seconds of {what}: expected a finite number {least}; found {seconds}")
         self._took[what].append(seconds)
 
     def _forget(self, oldest: int) -> None:
@@ -331,19 +335,19 @@ class Stream:
 
     def _why_none(self, now: int, until: int, costs: UpdateCosts | None, finite: bool) -> str:
         if not finite:
-            return "half of the recent losses or more are not finite"
+            return "more than half of the recent losses are not finite"
         if until <= now:
             return "the training ends"
         if costs is None or self.curve is None:
             return "the costs of an update are not measured yet"
         if self.request.method == "optimal" and self._most(costs, until) == 0:
             return (
-                f"updates may take {self.request.slowdown:.3g} of the training's time, and one takes "
-                f"{costs.stall_s:.3g} s, an iteration {costs.iteration_s:.3g} s"
+                f"updates may use at most {self.request.slowdown:.3g} of the training's time; one update stalls it for "
+                f"{costs.stall_s:.3g} s, and an iteration takes {costs.iteration_s:.3g} s"
             )
         if self.curve(until) >= self.curve(now):
             return "the predicted loss does not fall"
-        return "none would gain more than it costs"
+        return "no update would gain more than it costs"
 
     def _drift(self) -> float:
         """How far the recent losses are above the prediction (below it: negative); 0 while that says nothing."""

@@ -1,15 +1,14 @@
-"""Which way a transfer goes: the transfer selector, from what transfers took (Viper, section 4.4).
+"""The transfer selector: it chooses a transport by the durations of earlier transfers (Viper, section 4.4).
 
 Rules
-- A way takes latency + bytes / bandwidth. Both are learned: the line from which measurements are the least factor away
-  (absolute, not squared: one transfer that was held up moves nothing; a factor, not seconds: a kilobyte counts as much
-  as a gigabyte). Newer measurements weigh more.
-- Transfers of one size alone do not tell latency from bandwidth: a latency of `LATENCY_S` is then supposed.
-- A way that was never measured is supposed to be as slow as a slow one (`PRIOR`): it is tried when the ways that
-  were measured are slower than that, and the first one offered when none was.
-- A way that failed is avoided for a number of choices, each further failure doubling it; a transfer that succeeds ends
-  that. Where all that are offered are to be avoided, the one that is to be avoided for the shortest is taken.
-- No clock and no chance: the same calls give the same choices.
+- The time of a transfer is latency + bytes / bandwidth. Both are estimated per transport: the line with the smallest
+  weighted error in log time. Absolute errors are used, so one delayed transfer has no effect; log time gives a kilobyte
+  the same weight as a gigabyte. Newer measurements have larger weights.
+- If all transfers had one size, the latency is assumed to be `LATENCY_S`.
+- A transport without measurements is assumed to have the speed `PRIOR`. So it is tried if the measured ones are slower.
+- A transport that failed is avoided for a number of choices, which doubles with each failure in a row. A success ends
+  this. If all transports are to be avoided, the one with the fewest choices left is chosen.
+- No clock and no randomness: the same calls give the same choices.
 """
 
 from __future__ import annotations
@@ -22,61 +21,61 @@ from dataclasses import dataclass, field
 import numpy as np
 
 KEPT = 32
-"""Newest measurements of a way that are kept."""
+"""Measurements kept per transport."""
 FADING = 0.9
 """Weight of a measurement, as a share of that of the next newer one: half after 7."""
 LATENCY_S = 1e-3
-"""Latency supposed of a way, until transfers of different sizes tell."""
+"""Latency assumed until transfers of different sizes were measured."""
 LEAST_S = 1e-9
-"""Least time that a transfer takes."""
+"""Lower bound of a transfer's duration."""
 AVOIDED = 8
-"""Choices during which a way is avoided after its first failure in a row."""
+"""Choices during which a transport is avoided after its first failure in a row."""
 LONGEST_AVOIDED = 512
-"""Choices during which a way is avoided at most."""
+"""Choices during which a transport is avoided at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class WaySpeed:
-    """What a way takes: latency + bytes / bandwidth.
+class TransportSpeed:
+    """The estimated speed of a transport: latency and bandwidth.
 
-    >>> WaySpeed(latency_s=0.001, bytes_per_s=1e9).seconds(5_000_000)
+    >>> TransportSpeed(latency_s=0.001, bytes_per_s=1e9).seconds(5_000_000)
     0.006
     """
 
     latency_s: float
-    """Seconds that a transfer takes however small it is."""
+    """Seconds that an empty transfer takes."""
     bytes_per_s: float
-    """Bandwidth; infinite where the size made no difference."""
+    """Bandwidth. Infinite if the size made no difference."""
 
     def seconds(self, nbytes: int) -> float:
-        """Predict what a transfer of so many bytes takes, in seconds."""
+        """Return the predicted duration of a transfer of `nbytes` bytes, in seconds."""
         return self.latency_s + nbytes / self.bytes_per_s
 
 
-PRIOR = WaySpeed(latency_s=2e-3, bytes_per_s=0.5e9)
-"""What is supposed of a way that was never measured: what Ray's object store reached between two nodes."""
+PRIOR = TransportSpeed(latency_s=2e-3, bytes_per_s=0.5e9)
+"""Speed assumed of a transport without measurements: that of Ray's object store between two nodes."""
 
 
 @dataclass(slots=True)
-class _Way:
-    """What is known of one way."""
+class _Transport:
+    """The measurements and failures of one transport."""
 
     transfers: deque[tuple[int, float]] = field(default_factory=lambda: deque[tuple[int, float]](maxlen=KEPT))
     """(bytes, seconds), oldest first."""
-    speed: WaySpeed | None = PRIOR
-    """None: to be learned from the transfers."""
+    speed: TransportSpeed | None = PRIOR
+    """None means that it must be estimated from the transfers."""
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     avoided_until: int = 0
-    """Number of the choice from which on the way may be taken again."""
+    """Number of the first choice that may use the transport again."""
 
 
 class TransferSelector:
-    """Chooses the way that is predicted to take the least time.
+    """A selector that chooses the transport with the shortest predicted time, from measured transfers.
 
     >>> selector = TransferSelector()
     >>> selector.measured("socket", nbytes=1_000_000, seconds=0.002)
-    >>> selector.choose(["socket", "files"], nbytes=1_000_000)  # faster than is supposed of what was never measured
+    >>> selector.choose(["socket", "files"], nbytes=1_000_000)  # faster than the assumed speed of "files"
     'socket'
     >>> selector.measured("files", nbytes=1_000_000, seconds=0.03)
     >>> selector.choose(["socket", "files"], nbytes=1_000_000), round(selector.predict("socket", 2_000_000), 4)
@@ -87,83 +86,95 @@ class TransferSelector:
     """
 
     def __init__(self) -> None:
-        self._ways: dict[str, _Way] = {}
+        self._transports: dict[str, _Transport] = {}
         self._choices = 0
 
-    def measured(self, way: str, nbytes: int, seconds: float) -> None:
-        """Learn from a transfer that succeeded.
+    def measured(self, transport: str, nbytes: int, seconds: float) -> None:
+        """Record a successful transfer.
 
         Args:
-            way: its name.
-            nbytes: bytes that it brought, from 0.
-            seconds: what it took, from 0; less than a nanosecond counts as one.
+            transport: Name of the transport.
+            nbytes: Number of bytes transferred, at least 0.
+            seconds: Duration, at least 0. Durations below a nanosecond count as a nanosecond.
 
         Raises:
-            ValueError: bytes or seconds are negative, or the seconds not finite.
+            ValueError: if the number of bytes is negative, or the duration is negative or not finite.
         """
         _check_size(nbytes)
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"seconds of a transfer by {way}: expected finite and from 0; found {seconds}")
-        known = self._ways.setdefault(way, _Way())
+            raise ValueError(
+                f"seconds of a transfer by {transport}: expected a finite number of at least 0; found {seconds}"
+            )
+        known = self._transports.setdefault(transport, _Transport())
         known.transfers.append((nbytes, max(seconds, LEAST_S)))
         known.speed, known.failures, known.avoided_until = None, 0, 0
 
-    def failed(self, way: str) -> None:
-        """Avoid a way for the next `AVOIDED` choices; twice as many for each failure in a row before this one."""
-        known = self._ways.setdefault(way, _Way())
+    def failed(self, transport: str) -> None:
+        """Record a failed transfer, and avoid the transport for the next 8 choices.
+
+        The number of choices doubles with each further failure in a row, up to 512. A success ends this.
+
+        Args:
+            transport: Name of the transport.
+        """
+        known = self._transports.setdefault(transport, _Transport())
         known.avoided_until = self._choices + min(AVOIDED << min(known.failures, 16), LONGEST_AVOIDED)
         known.failures += 1
 
-    def speed(self, way: str) -> WaySpeed:
-        """Tell what a way is supposed to take; `PRIOR` where it was never measured."""
-        known = self._ways.get(way)
+    def speed(self, transport: str) -> TransportSpeed:
+        """Return the estimated speed of a transport, or a default for a transport that was never measured."""
+        known = self._transports.get(transport)
         if known is None:
             return PRIOR
         if known.speed is None:
-            known.speed = _learned(known.transfers)
+            known.speed = _estimated(known.transfers)
         return known.speed
 
-    def predict(self, way: str, nbytes: int) -> float:
-        """Predict what a transfer takes, in seconds; by `PRIOR` for a way that was never measured.
-
-        Raises:
-            ValueError: negative bytes.
-        """
-        _check_size(nbytes)
-        return self.speed(way).seconds(nbytes)
-
-    def choose(self, ways: Sequence[str], nbytes: int) -> str:
-        """Choose the way that is predicted to take the least time; of equal ones the first.
+    def predict(self, transport: str, nbytes: int) -> float:
+        """Return the predicted duration of a transfer, in seconds.
 
         Args:
-            ways: those that could be taken, the preferred one first.
-            nbytes: bytes to bring.
+            transport: Name of the transport.
+            nbytes: Number of bytes to transfer.
 
         Raises:
-            ValueError: no way is offered, or negative bytes.
+            ValueError: if the number of bytes is negative.
         """
-        if not ways:
-            raise ValueError("ways: expected at least one to choose from; found none")
+        _check_size(nbytes)
+        return self.speed(transport).seconds(nbytes)
+
+    def choose(self, transports: Sequence[str], nbytes: int) -> str:
+        """Return the transport with the shortest predicted time, or the first of several equal ones.
+
+        Args:
+            transports: Names of the available transports, in order of preference.
+            nbytes: Number of bytes to transfer.
+
+        Raises:
+            ValueError: if there are no transports, or the number of bytes is negative.
+        """
+        if not transports:
+            raise ValueError("transports: expected at least one to choose from; found none")
         _check_size(nbytes)
         now = self._choices
         self._choices += 1
-        return min(ways, key=lambda way: (self._avoided(way, now), self.predict(way, nbytes)))
+        return min(transports, key=lambda transport: (self._avoided(transport, now), self.predict(transport, nbytes)))
 
-    def _avoided(self, way: str, now: int) -> int:
-        """For how many choices the way is still to be avoided."""
-        return max(self._ways[way].avoided_until - now, 0) if way in self._ways else 0
+    def _avoided(self, transport: str, now: int) -> int:
+        """Return for how many more choices the transport is avoided."""
+        return max(self._transports[transport].avoided_until - now, 0) if transport in self._transports else 0
 
 
 def _check_size(nbytes: int) -> None:
     if nbytes < 0:
-        raise ValueError(f"nbytes: expected from 0; found {nbytes}")
+        raise ValueError(f"nbytes: expected at least 0; found {nbytes}")
 
 
-def _learned(transfers: Sequence[tuple[int, float]]) -> WaySpeed:
-    """Choose, of the lines through two of the transfers, the one from which all are the least factor away.
+def _estimated(transfers: Sequence[tuple[int, float]]) -> TransportSpeed:
+    """Return the best of the lines through two of the transfers: the one with the smallest weighted error in log time.
 
-    Lines through one transfer without a latency, or without a slope, are among them. So is an empty transfer that takes
-    `LATENCY_S`, with next to no weight: it decides where the others do not.
+    Lines through one transfer with no latency or no slope are candidates, too. An empty transfer that takes `LATENCY_S`
+    is added with almost no weight, so that it decides only where the others do not.
     """
     nbytes, seconds = np.array([(0, LATENCY_S), *transfers], np.float64).T
     weights = np.array([1e-6, *FADING ** np.arange(len(transfers) - 1, -1, -1)])
@@ -177,4 +188,4 @@ def _learned(transfers: Sequence[tuple[int, float]]) -> WaySpeed:
     predicted = np.maximum(latencies[:, None] + slopes[:, None] * nbytes, LEAST_S)
     best = int(np.argmin(np.abs(np.log(predicted / seconds)) @ weights))
     slope = float(slopes[best])
-    return WaySpeed(float(latencies[best]), 1 / slope if slope else math.inf)
+    return TransportSpeed(float(latencies[best]), 1 / slope if slope else math.inf)

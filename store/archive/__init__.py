@@ -1,1 +1,1 @@
-"""A repository as files: their formats (docs/format.md), where they lie, and in what order they come and go."""
+"""A repository as files: formats (docs/reference/format.md), places, and the order of writes and deletions."""

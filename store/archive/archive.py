@@ -1,4 +1,4 @@
-"""A repository on disk: which files it has and in what order they come and go (docs/format.md).
+"""A repository on disk: which files it has and in what order they come and go (docs/reference/format.md).
 
     repository.json                       format version
     lock                                  empty; locked while a repository runs here (local file systems)
@@ -161,7 +161,7 @@ class Archive:
         where = shown(f"{self.directory.uri}/{name}")
         manifest = decode_manifest(content, where, self._shards)
         if manifest_name(manifest.header.ref) != name:
-            raise CorruptDataError(f"{where}: expected the manifest of this name; found {manifest.header.ref}'s")
+            raise CorruptDataError(f"{where}: expected the manifest of this name; found that of {manifest.header.ref}")
         return manifest
 
     # ---- the whole --------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, st
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, MemoryError, OverflowError) as exc:
         if isinstance(exc, CorruptDataError):
             raise
-        raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; {exc}") from exc
+        raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; found {exc}") from exc
 
 
 def _check_stated(path: object, content: bytes) -> None:
@@ -118,8 +118,8 @@ def _check_stated(path: object, content: bytes) -> None:
     most = allowed(len(content)) // 2
     if stated.compressed and stated.nbytes > most:
         raise CorruptDataError(
-            f"{path}: expected at most {most} bytes, compressed, in a file of {len(content)}; found {stated.nbytes}: "
-            "write it without compression"
+            f"{path}: expected at most {most} uncompressed bytes in a compressed file of {len(content)} bytes; found "
+            f"{stated.nbytes}: write it without compression"
         )
 
 
@@ -136,7 +136,7 @@ def _columns(path: object, content: bytes, whole: Any) -> dict[str, Any]:
             raise CorruptDataError(f"{path}: column {name!r}: expected {_SCHEMA.field(name).type}; found {column.type}")
         expanded += sum(map(_expanded, column.chunks))
     if expanded > allowed(len(content)):
-        raise CorruptDataError(f"{path}: expected texts and tensors of their own; found {expanded} bytes of them")
+        raise CorruptDataError(f"{path}: expected rows that share no bytes; found {expanded} bytes without sharing")
     return {name: column.cast(_SCHEMA.field(name).type) for name, column in columns.items()}
 
 
@@ -163,7 +163,7 @@ def _tensors_of(path: object, columns: Mapping[str, Any]) -> dict[str, Array]:
             if found.nbytes != nbytes:
                 raise CorruptDataError(f"{where}: expected {nbytes} bytes; found {found.nbytes}")
             if name is None or name in tensors:
-                raise CorruptDataError(f"{where}: expected a name that no other row has")
+                raise CorruptDataError(f"{where}: expected a name that no other row has; found it twice or null")
             if digest_of(found) != checksum:
                 raise CorruptDataError(f"{where}: expected bytes of checksum {checksum}; found {digest_of(found)}")
             try:

@@ -104,7 +104,7 @@ def decode_slot(
     while following is not None:
         if len(chain) >= DENSE_EVERY:
             where = f"{chain[-1][0].where}: tensor {chain[-1][1].name!r}"
-            raise CorruptDataError(f"{where}: expected a chain of at most {DENSE_EVERY} tensors")
+            raise CorruptDataError(f"{where}: expected a chain of at most {DENSE_EVERY} deltas; found a longer one")
         file = open_segment(following[0])
         row = file.row(following[1])
         if row.nbytes != nbytes:
@@ -134,5 +134,5 @@ def _decoded(file: SegmentFile, row: Row, encoded: Encoded, base: Array | None, 
     except (CorruptDataError, CodecError, TensorMismatchError, MemoryError) as exc:
         raise CorruptDataError(f"{where}: {exc}") from exc
     if row.codec and row.digest and digest_of(as_bytes(array)) != row.digest:
-        raise CorruptDataError(f"{where}: expected content {row.digest}; it decodes to other")
+        raise CorruptDataError(f"{where}: expected content with checksum {row.digest}; found other content")
     return array

@@ -47,7 +47,7 @@ def main(mode: str, allowed: int, seconds: int) -> None:
     except RefusedError as exc:
         described = {"refused": str(exc)}
     except (OSError, RuntimeError, KeyError, OverflowError, TypeError, ValueError, MemoryError) as exc:
-        described = {"refused": f"expected a whole HDF5 file; {exc or type(exc).__name__}"}
+        described = {"refused": f"expected a whole HDF5 file; found {exc or type(exc).__name__}"}
     with open(1, "ab", closefd=False) as output:
         text = json.dumps(described).encode()
         output.write(text + len(text).to_bytes(LENGTH_BYTES, "little"))
@@ -112,10 +112,10 @@ def _datasets(file: Any, allowed: int) -> dict[str, Any]:
         if not isinstance(item, h5py.Dataset):
             return
         if item.external or item.is_virtual:
-            raise RefusedError(f"tensor {name!r}: expected its bytes in this file; found a reference to another one")
+            raise RefusedError(f"tensor {name!r}: expected its bytes in this file; found a reference to another file")
         if item.nbytes > left:
             raise RefusedError(
-                f"tensor {name!r}: expected at most {left} bytes of a file of this size; found {item.nbytes}"
+                f"tensor {name!r}: expected at most {left} bytes in a file of this size; found {item.nbytes}"
             )
         left -= item.nbytes
         found[name] = item
@@ -125,7 +125,7 @@ def _datasets(file: Any, allowed: int) -> dict[str, Any]:
 
     elsewhere = file.visititems_links(visit_link)
     if elsewhere is not None:
-        raise RefusedError(f"{elsewhere!r}: expected it in this file; found a link to another place")
+        raise RefusedError(f"{elsewhere!r}: expected an object in this file; found a link")
     file.visititems(visit)
     return found
 

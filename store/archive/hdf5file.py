@@ -120,11 +120,11 @@ def _read(mode: str, path: object, file: IO[bytes]) -> tuple[_Described, memoryv
         written = os.fstat(result).st_size
         memory = memoryview(mmap.mmap(result, written, prot=mmap.PROT_READ)) if written else memoryview(b"")
     except subprocess.TimeoutExpired as exc:
-        raise OperationTimeoutError(f"{path}: expected to be read within {exc.timeout:.0f} s; it was not") from exc
+        raise OperationTimeoutError(f"{path}: expected to read it within {exc.timeout:.0f} s; it took longer") from exc
     finally:
         os.close(result)
     if done.returncode or len(memory) < _LENGTH_BYTES:
-        raise CorruptDataError(f"{path}: expected a whole HDF5 file; HDF5 ended with {done.returncode} as it read it")
+        raise CorruptDataError(f"{path}: expected a whole HDF5 file; HDF5 ended with {done.returncode} when reading it")
     end = len(memory) - _LENGTH_BYTES
     described: _Described = json.loads(bytes(memory[end - int.from_bytes(memory[end:], "little") : end]))
     if "refused" in described:

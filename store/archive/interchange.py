@@ -90,7 +90,7 @@ def write(
     place = Place(path)
     form = _format_of(place)
     if form == "keras":
-        raise StorageError(f"{place}: expected a model to write a Keras file from; found tensors only")
+        raise StorageError(f"{place}: expected a model for a Keras file; found only tensors")
     arrays = {name: as_numpy(value, f"{place}: tensor {name!r}") for name, value in tensors.items()}
     for name in arrays:
         _check_text(place, f"tensor {name!r}", name, layers.get(name, ""))
@@ -189,4 +189,4 @@ def _check_text(place: Place, what: str, *texts: object) -> None:
         try:
             cast(str, text).encode()
         except (AttributeError, UnicodeEncodeError) as exc:
-            raise TensorMismatchError(f"{place}: {what}: expected text that UTF-8 can express; found {text!r}") from exc
+            raise TensorMismatchError(f"{place}: {what}: expected text that UTF-8 can encode; found {text!r}") from exc

@@ -109,7 +109,7 @@ class LocalDirectory(Directory):
             finally:
                 os.close(descriptor)
             if written < len(data):
-                raise OSError(errno.ENOSPC, f"expected to write {len(data)} bytes; {written} were taken")
+                raise OSError(errno.ENOSPC, f"expected to write {len(data)} bytes; wrote {written}")
         return True
 
     def read(self, name: str) -> Content:
@@ -178,7 +178,7 @@ class LocalDirectory(Directory):
                 os.close(descriptor)
                 if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
                     raise
-                log.warning("%s: the file system has no locks: nothing keeps a second repository off it", path)
+                log.warning("%s: the file system has no locks: a second repository on this path is not detected", path)
                 return None
         return descriptor
 
@@ -393,7 +393,7 @@ def _whole(path: Path, descriptor: int) -> bytes:
     while len(found) < nbytes:
         more = os.pread(descriptor, nbytes - len(found), len(found))
         if not more:
-            raise CorruptDataError(shown(f"{path}: expected {nbytes} bytes; found {len(found)}: it was cut meanwhile"))
+            raise CorruptDataError(shown(f"{path}: expected {nbytes} bytes; found {len(found)}: it was truncated"))
         found += more
     return found
 
@@ -405,6 +405,6 @@ def _fill(path: Path, descriptor: int, target: Bytes, offset: int) -> None:
         count = os.preadv(descriptor, [target.data[done : done + _AT_ONCE]], offset + done)
         if not count:
             raise CorruptDataError(
-                f"{path}: expected {target.nbytes} bytes at {offset}; found {done}: the file was cut meanwhile"
+                f"{path}: expected {target.nbytes} bytes at {offset}; found {done}: the file was truncated"
             )
         done += count

@@ -1,4 +1,4 @@
-"""Manifests as Arrow files: one row per tensor, the header in the schema's metadata (docs/format.md).
+"""Manifests as Arrow files: one row per tensor, the header in the schema's metadata (docs/reference/format.md).
 
 Rules
 - A manifest is whole in itself: it has the architecture and all that a repository must know to serve the version.
@@ -201,7 +201,7 @@ class SlotLists:
         beyond = max(0, _SLOT_BYTES * more - FACTOR * nbytes)
         if beyond > self._left:
             where = f"manifest of {manifest.header.ref}"
-            raise CorruptDataError(f"{where}: expected slots that follow one another; found {more} in {nbytes} bytes")
+            raise CorruptDataError(f"{where}: expected consecutive slots; found {more} new slots in {nbytes} bytes")
         self._left -= beyond
         self._lengths.update({s: max(length, self._lengths.get(s, 0)) for s, length in longer.items()})
 
@@ -252,22 +252,22 @@ def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
 def _check_header(facts: Mapping[str, Any]) -> None:
     numbers = [facts[fact] for fact in ("created_ns", "bytes_owned", "bytes_total")]
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-        raise CorruptDataError(f"a time and numbers of bytes that are {numbers}")
+        raise CorruptDataError(f"created_ns, bytes_owned and bytes_total {numbers}")
     if not isinstance(facts["quality"], float | int | None) or not isinstance(facts["codec"], str | None):
-        raise CorruptDataError(f"a quality that is {facts['quality']!r}, and the codec {facts['codec']!r}")
+        raise CorruptDataError(f"the quality {facts['quality']!r} and the codec {facts['codec']!r}")
     jsontext.mapping(facts["metadata"], "metadata")
 
 
 def _check_older(ref: ModelRef, what: str, other: ModelRef | None) -> None:
     """Refuse a version that derives from itself, or from a later one of its name."""
     if other is not None and other.name == ref.name and other.version >= ref.version:
-        raise CorruptDataError(f"as {what} of {ref} {other}, which is not older")
+        raise CorruptDataError(f"{other} as {what} of {ref}, which is not newer")
 
 
 def _bases_of(place: Slot, against: Sequence[str], shards: Makers) -> tuple[Slot, ...]:
     bases = tuple(slot_of(base, shards) for base in against)
     if len({place, *bases}) <= len(bases):
-        raise CorruptDataError(f"bases of {slot_text(place)} that come back to one another: {against}")
+        raise CorruptDataError(f"a cycle in the bases of {slot_text(place)}: {against}")
     return bases
 
 
@@ -289,7 +289,7 @@ def _checked(content: bytes, where: str) -> bytes:
     found = xxhash.xxh3_128_hexdigest(plain)
     if found.encode() != checksum:
         _read(content, where)  # one of another kind or format says so
-        raise CorruptDataError(f"{where}: expected content of checksum {checksum.decode()}; found {found}")
+        raise CorruptDataError(f"{where}: expected content with checksum {checksum.decode()}; found {found}")
     return plain
 
 

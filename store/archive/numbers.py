@@ -77,12 +77,12 @@ def given(directory: Directory) -> set[ModelRef]:
     """
     found: set[ModelRef] = set()
     for name, what in directory.odd(FOLDER).items():
-        log.warning("%s/%s: expected a log of numbers; found %s", directory.uri, shown(name), what)
+        log.warning("%s/%s: expected a log of version numbers; found %s", directory.uri, shown(name), what)
     for name in directory.list(FOLDER):
         refs, damaged = decoded(directory.read(name).to_pybytes())
         found.update(refs)
         if damaged:
-            log.warning("%s/%s: %d lines are damaged", directory.uri, shown(name), damaged)
+            log.warning("%s/%s: %d damaged lines are ignored", directory.uri, shown(name), damaged)
     return found
 
 

@@ -28,7 +28,7 @@ from .directory import Directory, Fill, fs, naming
 from .local import LocalDirectory
 from .remote import RemoteDirectory, is_foreign, write_whole
 
-_KNOWN = "file:, s3:, gs:, abfs: or hdfs:, or fsspec+SCHEME: for another one that fsspec knows"
+_KNOWN = "file:, s3:, gs:, abfs:, hdfs:, or fsspec+SCHEME: with a file system of fsspec"
 _LOCAL = ("file", "local")
 _MEMORY = "memory"
 _WRAPPERS = 8
@@ -82,7 +82,7 @@ class Place:
         except TypeError:
             text = None
         if not isinstance(text, str) or "\0" in text:
-            raise StorageError(f"expected the path or the URI of a file; found {path!r:.200}")
+            raise StorageError(f"expected the path or URI of a file; found {path!r:.200}")
         self._text = text
         self._uri = is_uri(text)
 
@@ -134,7 +134,7 @@ class Place:
             return
         parent = self._file.parent
         if not os.path.isdir(parent):
-            raise StorageError(f"{self}: expected a folder to write it to; found none at {parent}")
+            raise StorageError(f"{self}: expected an existing folder; found none at {parent}")
         LocalDirectory(parent, create=False, private=False).write(self._file.name, fill)
 
     @cached_property
@@ -168,7 +168,7 @@ def found_system(uri: str) -> tuple[Any, str]:
     if "\0" in path:
         raise StorageError(f"{shown!r}: expected an absolute path or a URI of a file system; found a null character")
     if system.type_name == "mock":
-        raise StorageError(f"{shown}: expected a file system ({_KNOWN}); found one that holds nothing")
+        raise StorageError(f"{shown}: expected a file system ({_KNOWN}); found a mock, which stores nothing")
     if not isinstance(system, fs.PyFileSystem):
         return system, path
     protocols = protocols_of(system)
@@ -176,7 +176,7 @@ def found_system(uri: str) -> tuple[Any, str]:
 
 
 def _in_memory(uri: str) -> StorageError:
-    expected = f"expected files that all processes of a repository see ({_KNOWN})"
+    expected = f"expected files that all processes of a repository can access ({_KNOWN})"
     return StorageError(f"{without_credentials(uri)}: {expected}; found the memory of one process")
 
 

@@ -58,7 +58,7 @@ def filler(path: object, arrays: Mapping[str, Array], facts: Mapping[str, str]) 
         dtype = dtype_name(array.dtype)
         if dtype not in _DTYPES or name == _FACTS:
             raise TensorMismatchError(
-                f"{path}: tensor {name!r}: expected a dtype and a name that safetensors has; found {dtype}"
+                f"{path}: tensor {name!r}: expected a dtype and a name that safetensors supports; found {dtype}"
             )
         offsets = [at, at := at + array.nbytes]
         header[name] = {"dtype": _DTYPES[dtype], "shape": array.shape, "data_offsets": offsets}
@@ -66,8 +66,8 @@ def filler(path: object, arrays: Mapping[str, Array], facts: Mapping[str, str]) 
     text += b" " * (-len(text) % 8)
     if len(text) > _LONGEST_HEADER:
         raise TensorMismatchError(
-            f"{path}: expected names and facts of at most {_LONGEST_HEADER} bytes, as safetensors has them; "
-            f"found {len(text)}: Arrow has no such limit"
+            f"{path}: expected names and metadata of at most {_LONGEST_HEADER} bytes, the limit of safetensors; "
+            f"found {len(text)}: write .arrow, which has no limit"
         )
 
     def fill(sink: Sink) -> None:
@@ -87,13 +87,13 @@ def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, st
     try:
         found: list[tuple[str, dict[str, Any]]] = cast(Any, safetensors).deserialize(content)
     except (safetensors.SafetensorError, MemoryError, OverflowError, ValueError) as exc:
-        raise CorruptDataError(f"{path}: expected a whole safetensors file; {exc}") from exc
+        raise CorruptDataError(f"{path}: expected a whole safetensors file; found {exc}") from exc
     names = {theirs: ours for ours, theirs in _DTYPES.items()}
     tensors: dict[str, Array] = {}
     for name, row in found:
         where = f"{path}: tensor {name!r}"
         if row["dtype"] not in names:
-            raise TensorMismatchError(f"{where}: expected a dtype that NumPy can hold; found {row['dtype']}")
+            raise TensorMismatchError(f"{where}: expected a dtype that NumPy supports; found {row['dtype']}")
         data = np.frombuffer(row["data"], np.uint8)
         try:
             tensors[name] = read_only(from_bytes(data, names[row["dtype"]], row["shape"]))
@@ -107,7 +107,7 @@ def _header(path: object, content: bytes) -> dict[str, object]:
     """Read the header before the library does, which takes for it what it asks for."""
     length = int.from_bytes(content[:8], "little")
     if length > len(content) - 8:
-        raise CorruptDataError(f"{path}: expected a whole safetensors file; found one of {len(content)} bytes")
+        raise CorruptDataError(f"{path}: expected a whole safetensors file; found only {len(content)} bytes")
     text = content[8 : 8 + length]
     jsontext.check(str(text, "utf-8", "replace"), str(path), allowed(len(content)) // _AGAIN)
     return jsontext.mapping(text, str(path), once=True)

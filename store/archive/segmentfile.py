@@ -1,4 +1,4 @@
-"""Segments as Arrow files: one row per tensor (docs/format.md).
+"""Segments as Arrow files: one row per tensor (docs/reference/format.md).
 
 Rules
 - Any Arrow tool opens the file: one record batch, whose last column, `data`, holds the stored bytes of each tensor,
@@ -308,7 +308,7 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
             raise
         of_system = isinstance(exc, OSError) and exc.errno is not None  # PyArrow's own have no number
         kind_of_error = StorageError if of_system else CorruptDataError
-        raise kind_of_error(f"{where}: expected a whole Arrow file; {exc}") from exc
+        raise kind_of_error(f"{where}: expected a whole Arrow file; found {exc}") from exc
     if ROW_BYTES * batch.num_rows > allowed(opened.size()):
         raise CorruptDataError(f"{where}: expected rows of tensors in {opened.size()} bytes; found {batch.num_rows}")
     return header, batch
@@ -323,7 +323,7 @@ def _read_rows(file: OpenFile, where: str, shards: Makers) -> tuple[SegmentId, i
     except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"{where}: expected the header and columns of a segment file; found {exc}") from exc
     if at < 0 or checksum != header.get("rows") or len({row.slot for row in rows}) != len(rows):
-        raise CorruptDataError(f"{where}: expected rows of checksum {header.get('rows')}; found {checksum}")
+        raise CorruptDataError(f"{where}: expected rows with checksum {header.get('rows')}; found {checksum}")
     return segment, at, rows
 
 

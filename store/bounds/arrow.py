@@ -73,7 +73,7 @@ def stated(file: Readable, what: str) -> Stated:
         for block in blocks:
             used += block.head + block.body
             if min(block) < 0 or block.offset + block.head + block.body > size or used > size:
-                raise _wrong(what, f"batches within its {size} bytes", f"one at {block}")
+                raise _wrong(what, f"batches within its {size} bytes", f"{block.body} bytes at {block.offset}")
             packed, length = _buffers(file, block, kind, what)
             compressed, nbytes = compressed or packed, nbytes + length
     return Stated(len(batches), len(dictionaries), compressed, nbytes)
@@ -85,7 +85,7 @@ def _footer(file: Readable, size: int, what: str) -> _Table:
     tail = file.read_at(_TAIL, size - _TAIL)
     length = int.from_bytes(tail[:4], "little", signed=True)
     if tail[4:] != _MAGIC or not 0 < length <= size - len(_MAGIC) - 2 - _TAIL:
-        raise _wrong(what, "a whole Arrow file", "another end of it")
+        raise _wrong(what, "a whole Arrow file", "another end")
     return _root(file.read_at(length, size - _TAIL - length), 0, what)
 
 
@@ -101,7 +101,7 @@ def _buffers(file: Readable, block: _Block, kind: int, what: str) -> tuple[bool,
     found, body = message.field(1), message.field(3)
     length = message.number("<q", body) if body is not None else 0
     if found is None or message.number("<B", found) != kind or not 0 <= length <= block.body:
-        raise _wrong(what, f"a batch with a body of {block.body} bytes", f"another message, with {length}")
+        raise _wrong(what, f"a batch with a body of {block.body} bytes", f"another one, or {length} bytes")
     batch = message.table(2)
     if kind == _DICTIONARY:
         batch = batch.table(1)
@@ -110,7 +110,7 @@ def _buffers(file: Readable, block: _Block, kind: int, what: str) -> tuple[bool,
         raise _wrong(what, f"at most {MOST_BUFFERS} buffers in a batch", f"{len(places)}")
     spans = batch.pairs(places)
     if any(min(span) < 0 or sum(span) > length for span in spans) or sum(span[1] for span in spans) > length:
-        raise _wrong(what, f"buffers within the {length} bytes of their batch", "others")
+        raise _wrong(what, f"buffers within the {length} bytes of their batch", "buffers outside it")
     if batch.field(3) is None:
         return False, sum(span[1] for span in spans)
     start = block.offset + block.head
@@ -121,7 +121,7 @@ def _inflated(file: Readable, at: int, nbytes: int, what: str) -> int:
     """Return how long a compressed buffer says that it is; -1 stands before one that is not compressed."""
     length = int.from_bytes(file.read_at(8, at), "little", signed=True) if nbytes >= 8 else -2
     if length < -1:
-        raise _wrong(what, "the length of a compressed buffer before it", f"{length} in {nbytes} bytes")
+        raise _wrong(what, "the length of a compressed buffer at its start", f"{length} in {nbytes} bytes")
     return length if length >= 0 else nbytes - 8
 
 
@@ -134,7 +134,7 @@ class _Table:
     def number(self, form: str, at: int) -> int:
         """Return the number at a place."""
         if not 0 <= at <= len(self._data) - struct.calcsize(form):
-            raise _wrong(self._what, f"an Arrow message of {len(self._data)} bytes", f"one that goes on at {at}")
+            raise _wrong(self._what, f"an Arrow message of {len(self._data)} bytes", f"a reference to byte {at}")
         return struct.unpack_from(form, self._data, at)[0]
 
     def field(self, number: int) -> int | None:
@@ -148,7 +148,7 @@ class _Table:
         """Return the table that is a field."""
         at = self.field(number)
         if at is None:
-            raise _wrong(self._what, "an Arrow message of a batch", f"one without its field {number}")
+            raise _wrong(self._what, "an Arrow message of a batch", f"a message without field {number}")
         return _Table(self._data, at + self.number("<I", at), self._what)
 
     def items(self, number: int, size: int) -> range:
@@ -159,7 +159,7 @@ class _Table:
         start = at + self.number("<I", at)
         end = start + 4 + size * self.number("<I", start)
         if end > len(self._data):
-            raise _wrong(self._what, f"an Arrow message of {len(self._data)} bytes", f"one of {end} at least")
+            raise _wrong(self._what, f"an Arrow message of {len(self._data)} bytes", f"at least {end} bytes")
         return range(start + 4, end, size)
 
     def pairs(self, places: range) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ def inflated(content: bytes, limit: int, what: str) -> bytes:
     b'abc'
     >>> inflated(zlib.compress(bytes(1000)), 999, "m")
     Traceback (most recent call last):
-    tensorvine.store.errors.CorruptDataError: m: expected at most 999 bytes, compressed by zlib in 17; found more
+    tensorvine.store.errors.CorruptDataError: m: expected at most 999 bytes in a zlib stream of 17; found more
     """
     running = zlib.decompressobj()
     try:
@@ -30,9 +30,7 @@ def inflated(content: bytes, limit: int, what: str) -> bytes:
     except zlib.error as exc:
         raise CorruptDataError(f"{what}: expected a zlib stream; found {exc}") from exc
     if len(found) > limit:
-        raise CorruptDataError(
-            f"{what}: expected at most {limit} bytes, compressed by zlib in {len(content)}; found more"
-        )
+        raise CorruptDataError(f"{what}: expected at most {limit} bytes in a zlib stream of {len(content)}; found more")
     if not running.eof or running.unused_data:
-        raise CorruptDataError(f"{what}: expected one whole zlib stream; found {len(content)} bytes that are not")
+        raise CorruptDataError(f"{what}: expected one whole zlib stream; found {len(content)} other bytes")
     return found

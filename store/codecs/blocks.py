@@ -35,7 +35,9 @@ WORTH_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor as a codec stored it: with its base, if `codec` names a delta, all that decoding needs.
+    """An encoded tensor: the payload and all facts needed to decode it.
+
+    If `codec` names a delta, decoding also needs the tensor that was the base.
 
     >>> from tensorvine.store.codecs.compress import Zstd
     >>> encoded = Zstd().encode(np.zeros((1000, 10), np.float32))
@@ -44,15 +46,15 @@ class Encoded:
     """
 
     codec: str
-    """Spec of the stages that were applied; "" means plain bytes."""
+    """Spec of the stages that were applied. An empty string means plain bytes."""
     dtype: str
-    """Name of the tensor's dtype, as `arrays.dtype_name` gives it."""
+    """Name of the tensor's dtype, such as "float32" or "bfloat16"."""
     shape: tuple[int, ...]
     """Lengths of the tensor's axes."""
     data: Bytes
-    """The payload. Plain bytes may be a view on the tensor that was encoded."""
+    """The payload. If no stage was applied, it may be a view of the encoded tensor."""
     error: float = 0.0
-    """Largest absolute difference between an element and what it decodes to; 0 if lossless."""
+    """Largest absolute difference between an element and its decoded value. 0 if lossless."""
 
     @property
     def nbytes(self) -> int:
@@ -76,29 +78,29 @@ class Blocks:
 
 
 class Packer(ABC):
-    """What a stage does that looks only at bytes."""
+    """Interface of a stage that processes only bytes."""
 
     __slots__ = ()
     shrinks: ClassVar[bool] = False
-    """Whether it changes the number of bytes, so that it can pay or not."""
+    """Whether the stage changes the number of bytes. It is left out if it saves none."""
     expansion: ClassVar[int] = 1
-    """How many bytes can come of one that is decoded."""
+    """Largest number of bytes that one encoded byte can decode to."""
 
     @abstractmethod
     def pack(self, blocks: Blocks) -> Blocks:
-        """Encode."""
+        """Encode blocks of bytes."""
 
     @abstractmethod
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
-        """Decode.
+        """Decode bytes that `pack` encoded.
 
         Args:
-            parts: what `pack` made, cut anywhere.
-            itemsize: what `pack` was told.
-            where: what is decoded, for an error's message.
+            parts: The encoded bytes, cut at any positions.
+            itemsize: Bytes per element, the same as in `pack`.
+            where: Description of the tensor for error messages.
 
         Raises:
-            CorruptDataError: the bytes are not what `pack` makes.
+            CorruptDataError: if the bytes are not an output of `pack`.
         """
 
 

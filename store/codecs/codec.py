@@ -44,7 +44,7 @@ _STAGES: dict[str, type[Stage]] = {}
 
 
 class Codec(ABC):
-    """A chain of one or more stages.
+    """A chain of one or more stages that encodes and decodes tensors.
 
     >>> import numpy as np
     >>> from tensorvine.store.codecs.compress import Zstd
@@ -62,11 +62,11 @@ class Codec(ABC):
     @property
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """The stages, in the order in which they encode."""
+        """The stages, in encoding order."""
 
     @property
     def spec(self) -> str:
-        """The codec as text, which `from_spec` reads."""
+        """The codec as text, such as "shuffle|zstd(3)". `codec=` parameters accept it."""
         return "|".join(stage.text for stage in self.stages)
 
     @property
@@ -76,46 +76,46 @@ class Codec(ABC):
 
     @property
     def needs_base(self) -> bool:
-        """Whether tensors may be stored as differences from those of an earlier version."""
+        """Whether a tensor may be stored as its difference from a tensor of an earlier version."""
         return any(stage.relative for stage in self.stages)
 
     def __or__(self, other: Codec) -> Codec:
-        """Chain two codecs; `other` gets what this one made.
+        """Chain two codecs. `other` encodes the output of this one.
 
         Raises:
-            CodecError: `other` has a stage that must come first, or one that needs lossless company.
+            CodecError: if `other` has a stage that must be the first (`Delta` or `Quantize`), or the chain is too long.
         """
-        _expect(other, Codec, f"codec: expected another one behind {self.spec!r}")
+        _expect(other, Codec, f"codec {self.spec!r}: expected a Codec after '|'")
         return chain((*self.stages, *other.stages))
 
     def encode(self, array: object, base: object = None) -> Encoded:
         """Encode a tensor.
 
         Args:
-            array: of any framework, dtype and shape, contiguous or not.
-            base: the same tensor of the parent version, of the same dtype and shape. Only `Delta` looks at it.
+            array: Tensor of any framework, dtype and shape. It need not be contiguous.
+            base: The same tensor of the parent version, with the same dtype and shape. Only `Delta` uses it.
 
         Raises:
-            CodecError: `base` has another dtype or shape.
-            CodecUnavailableError: a stage's package is not installed.
-            TensorMismatchError: no array of numbers or booleans.
+            CodecError: if `base` has another dtype or shape.
+            CodecUnavailableError: if the package of a stage is not installed.
+            TensorMismatchError: if `array` is not an array of numbers or booleans.
         """
         head, tail = split(self.stages)
         return encode_plain(array, tail) if head is None else head.encode_head(array, base, tail)
 
     def decode(self, encoded: Encoded, base: object = None) -> Array:
-        """Decode what this codec encoded, into a new array.
+        """Decode a tensor of this codec into a new array.
 
         Args:
-            encoded: as `encode` gave it.
-            base: what `encode` got, if `encoded.codec` names a delta.
+            encoded: Result of `encode`.
+            base: The base that was passed to `encode`. Required if `encoded.codec` names a delta.
 
         Raises:
-            CodecError: another codec encoded it; or the base is missing, or has another dtype or shape.
-            CodecUnavailableError: a stage's package is not installed.
-            CorruptDataError: the payload is not what was encoded.
+            CodecError: if another codec encoded the tensor, or the base is missing or has another dtype or shape.
+            CodecUnavailableError: if the package of a stage is not installed.
+            CorruptDataError: if the payload is damaged.
         """
-        _expect(encoded, Encoded, "decode: expected what encode gave")
+        _expect(encoded, Encoded, "decode: expected an Encoded, the result of encode")
         mine = iter(self.stages)
         if not all(stage in mine for stage in from_spec(encoded.codec).stages):
             raise CodecError(f"decode: expected stages of {self.spec!r}, in that order; found {encoded.codec!r}")
@@ -123,15 +123,15 @@ class Codec(ABC):
 
 
 class Stage(Codec):
-    """One step of a codec; by itself a codec, too. Its constructor's arguments are the fields of a dataclass."""
+    """One step of a codec. A single stage is also a codec. Stages are dataclasses; a spec lists their fields."""
 
     __slots__ = ()
     name: ClassVar[str]
-    """What it is called in a spec."""
+    """Name of the stage in a spec."""
     exact: ClassVar[bool] = True
-    """Whether it keeps every bit."""
+    """Whether the stage is lossless."""
     relative: ClassVar[bool] = False
-    """Whether it looks at the tensor of the parent version."""
+    """Whether the stage uses the tensor of the parent version."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -139,21 +139,21 @@ class Stage(Codec):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Itself."""
+        """A tuple of this stage alone."""
         return (self,)
 
     @property
     def text(self) -> str:
-        """The stage as it stands in a spec."""
+        """The stage as it is written in a spec, such as "zstd(3)"."""
         values = ",".join(str(getattr(self, field.name)) for field in fields(cast(Any, self)))
         return f"{self.name}({values})" if values else self.name
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Self:
-        """Make the stage from the arguments in a spec.
+        """Create the stage from the arguments in a spec.
 
         Raises:
-            CodecError: too many, or not what the stage takes.
+            CodecError: if there are too many arguments, or an argument is not valid for the stage.
         """
         known = fields(cast(Any, cls))
         if len(arguments) > len(known):
@@ -162,37 +162,37 @@ class Stage(Codec):
 
 
 class ByteStage(Stage, Packer):
-    """A stage that looks only at bytes."""
+    """A stage that processes only bytes."""
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether it gives up on bytes of which no value has a share above `EVEN_SHARE`."""
+    """Whether the stage leaves bytes uncompressed if no byte value is more frequent than `EVEN_SHARE`."""
 
 
 class HeadStage(Stage):
-    """A stage that looks at the tensor, and therefore comes first."""
+    """A stage that processes the tensor itself, and therefore must be the first."""
 
     __slots__ = ()
 
     @abstractmethod
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode a tensor, and run what comes of it through the stages that follow."""
+        """Encode a tensor, and encode the result with the byte stages in `tail`."""
 
     @abstractmethod
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Undo `encode_head`."""
+        """Decode the result of `encode_head`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Chain(Codec):
-    """Stages one after another. Made by `|` and `from_spec`; without stages it stores bytes as they are."""
+    """Stages in sequence, created by `|` and `from_spec`. Without stages, bytes are stored as they are."""
 
     links: tuple[Stage, ...] = ()
     """The stages."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages, in the order in which they encode."""
+        """The stages, in encoding order."""
         return self.links
 
     def __repr__(self) -> str:
@@ -212,14 +212,14 @@ def chain(stages: Sequence[Stage]) -> Codec:
         raise CodecError(f"codec: expected at most {MOST_STAGES} stages; found {len(stages)}")
     for place, stage in enumerate(stages):
         if isinstance(stage, HeadStage) and place:
-            reason = "it looks at the tensor itself"
+            reason = "it encodes the tensor itself"
             if any(
                 not earlier.exact or not stage.exact for earlier in stages[:place] if isinstance(earlier, HeadStage)
             ):
-                reason = "a delta is the difference of exact bits, and quantised versions differ in all of them"
+                reason = "a delta is the difference of exact bits, which quantising changes"
             found = "|".join(earlier.text for earlier in stages[:place])
             raise CodecError(
-                f"codec: expected {stage.text!r} as the first stage, for {reason}; found it after {found!r}"
+                f"codec: expected {stage.text!r} as the first stage, because {reason}; found it after {found!r}"
             )
     return stages[0] if len(stages) == 1 else Chain(tuple(stages))
 
@@ -236,7 +236,7 @@ def from_spec(text: str) -> Codec:
     >>> from_spec("quantize(4,64)|gzip(6)")
     Quantize(bits=4, per=64) | Gzip(level=6)
     """
-    _expect(text, str, "codec: expected the text of one, such as 'shuffle|zstd(3)'")
+    _expect(text, str, "codec: expected text such as 'shuffle|zstd(3)'")
     return _read(text)
 
 
@@ -277,7 +277,7 @@ def decode(encoded: Encoded, base: object = None, into: Bytes | None = None) -> 
     >>> decode(Encoded("", "int16", (2,), np.array([1, 0, 2, 0], np.uint8))).tolist()
     [1, 2]
     """
-    _expect(encoded, Encoded, "decode: expected what encode gave")
+    _expect(encoded, Encoded, "decode: expected an Encoded, the result of encode")
     head, tail = split(from_spec(encoded.codec).stages)
     if head is not None:
         found = head.decode_head(encoded, base, tail)

@@ -58,16 +58,16 @@ def scales_of(low: Floats, high: Floats, levels: int, wide: np.dtype[np.generic]
     >>> scales_of(np.array([-1.0]), np.array([2.0]), 3, np.dtype("float32"))
     (Scales(low=array([-1.]), step=array([1.])), '')
     >>> scales_of(np.array([-1.0]), np.array([np.nan]), 3, np.dtype("float32"))
-    (None, 'it holds NaN or infinity, or its range overflows')
+    (None, 'it contains NaN or infinity, or its range overflows')
     """
     width = high - low
     if not np.isfinite(width).all():
-        return None, "it holds NaN or infinity, or its range overflows"
+        return None, "it contains NaN or infinity, or its range overflows"
     step = (width / levels).astype(wide)
     short = step.astype(np.float64) * levels < width
     step = np.nextafter(step, wide.type(np.inf), out=step, where=short).astype(np.float64)
     if ((step > 0) & (step < LEAST_STEP)).any():
-        return None, "its range is too narrow to be divided"
+        return None, "its range is too narrow for the number of codes"
     return Scales(low, step), ""
 
 

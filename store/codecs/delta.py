@@ -52,7 +52,9 @@ _TRAILER = 9
 
 @dataclass(frozen=True, slots=True)
 class Delta(HeadStage):
-    """The difference from the parent version's tensor.
+    """A delta codec: stores a tensor as its bitwise difference from the same tensor of the parent version.
+
+    Without a base, or if the difference is not smaller, the tensor itself is encoded.
 
     >>> old = np.arange(10_000, dtype=np.float32)
     >>> new = old.copy()
@@ -68,7 +70,7 @@ class Delta(HeadStage):
     relative = True
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode the difference, or the tensor where that is shorter."""
+        """Encode the difference from `base`, or the tensor itself if that is shorter."""
         if base is None:
             return encode_plain(array, tail)
         tensor = as_numpy(array, "tensor to encode")
@@ -93,7 +95,7 @@ class Delta(HeadStage):
         return Encoded("|".join(stage.text for stage in (self, *tail)), tensor.dtype.name, tensor.shape, packed)
 
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Apply the difference to the base."""
+        """Decode a tensor by applying the stored difference to `base`."""
         if base is None:
             raise CodecError(f"{encoded}: expected the tensor of the parent version as base; found none")
         length_of(encoded)  # there is such a dtype
@@ -113,7 +115,7 @@ class Delta(HeadStage):
 def _matching(base: object, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
     parent = as_numpy(base, "base of a delta")
     if (parent.dtype, parent.shape) != (dtype, shape):
-        expected = f"expected {dtype.name} of shape {shape}, as the tensor has"
+        expected = f"expected {dtype.name} of shape {shape}, like the tensor"
         raise CodecError(f"base of a delta: {expected}; found {parent.dtype.name} of shape {parent.shape}")
     return parent
 

@@ -170,7 +170,7 @@ def _numba() -> ModuleType | None:
     try:
         import numba
     except ImportError as exc:
-        log.info("quantising runs in NumPy, several times slower than with Numba: %s", exc)
+        log.info("Numba is not available (%s): quantising uses NumPy, which is several times slower", exc)
         return None
     return numba
 

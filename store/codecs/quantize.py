@@ -60,15 +60,17 @@ _MOST = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Quantize(HeadStage):
-    """Codes of few bits instead of floating-point numbers.
+    """A lossy codec: stores each floating-point number as an integer code of a few bits.
+
+    Tensors of other dtypes, and tensors with NaN or infinity, are stored without loss.
 
     Args:
-        bits: per code, 2 to 8, or 16.
-        per: what shares a minimum and a scale: the "tensor", each "channel" (index of the last axis), or each
-            block of so many consecutive elements.
+        bits: Bits per code: 2 to 8, or 16.
+        per: Elements that share one minimum and one scale. "tensor" means all, "channel" means those with the same
+            index of the last axis, and a number means blocks of that many consecutive elements.
 
     Raises:
-        CodecError: other arguments.
+        CodecError: if an argument has another value.
 
     >>> tensor = np.linspace(-1, 1, 1000, dtype=np.float32)
     >>> encoded = Quantize(8).encode(tensor)
@@ -101,11 +103,11 @@ class Quantize(HeadStage):
 
     @property
     def code_dtype(self) -> np.dtype[np.generic]:
-        """Of a code before it is packed."""
+        """Dtype of a code before packing."""
         return np.dtype("<u2" if self.bits == 16 else "u1")
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Quantise the tensor, or leave it as it is."""
+        """Quantise a tensor, or encode it without loss if it cannot be quantised."""
         on_gpu = codes_cupy.is_cupy(array) and cast(Any, array).dtype.name in codes_cupy.DTYPES
         tensor = cast(Array, array) if on_gpu else as_numpy(array, "tensor to encode")
         wide = WIDE.get(dtype_name(tensor.dtype))
@@ -176,7 +178,7 @@ class Quantize(HeadStage):
         yield np.append(numbers, np.uint8(low))
 
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Return the values that the codes stand for."""
+        """Decode a tensor from its codes, minima and scales."""
         name = WIDE.get(encoded.dtype)
         if name is None:
             raise CorruptDataError(f"{encoded}: expected a dtype of {', '.join(WIDE)}; found {encoded.dtype}")
@@ -195,7 +197,9 @@ class Quantize(HeadStage):
             numbers = payload[-1 - numbers_bytes : -1].copy().view(wide.newbyteorder("<")).astype(np.float64)
         scales = Scales(numbers[: layout.groups], numbers[layout.groups :])
         if not bool(np.isfinite(numbers).all() and (scales.step >= 0).all()):
-            raise CorruptDataError(f"{encoded}: expected finite minima and scales of at least 0; found others")
+            raise CorruptDataError(
+                f"{encoded}: expected finite minima and finite scales of at least 0; found other values"
+            )
         with np.errstate(all="ignore"):
             values_of(found, out.reshape(-1), layout, scales, wide)
         return out
@@ -217,4 +221,4 @@ class Quantize(HeadStage):
 
 @lru_cache(maxsize=64)
 def _say_once(reason: str) -> None:
-    log.info("a tensor is stored without being quantised, as are others like it: %s", reason)
+    log.info("a tensor is stored without quantising: %s (logged once; applies to similar tensors)", reason)

@@ -21,9 +21,10 @@ from .codec import ByteStage
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(ByteStage):
-    """Byte planes by the size of the elements: the tensor's, or those of the codes that `Quantize` made.
+    """A lossless stage that groups the first bytes of all elements, then the second bytes, and so on.
 
-    Elements of one byte stay as they are.
+    Weights compress better in this order. The elements are those of the tensor, or the codes of `Quantize`. Elements
+    of one byte are not changed.
 
     >>> encoded = Shuffle().encode(np.array([0x0102, 0x0304], np.uint16))
     >>> encoded.data.tolist(), Shuffle().decode(encoded).tolist() == [0x0102, 0x0304]
@@ -33,7 +34,7 @@ class Shuffle(ByteStage):
     name = "shuffle"
 
     def pack(self, blocks: Blocks) -> Blocks:
-        """Turn each block into planes."""
+        """Regroup the bytes of each block by their position in the element."""
         if blocks.itemsize == 1:
             return blocks
         size = blocks.itemsize
@@ -43,7 +44,7 @@ class Shuffle(ByteStage):
         return Blocks(planes, size, blocks.nbytes)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
-        """Turn planes into elements."""
+        """Restore the order of the bytes."""
         if itemsize == 1:
             return iter(parts)
         return (from_planes(block, itemsize) for block in recut(parts, BLOCK_ITEMS * itemsize))

@@ -39,20 +39,20 @@ MOST_NESTED = 100
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One leaf layer, as one vertex of a graph.
+    """A leaf layer: one vertex of a model graph.
 
     >>> Layer("dense", {"class": "Dense", "units": 8}, inputs=["in"], tensors=["dense/kernel", "dense/bias"])
     Layer(name='dense', config={'class': 'Dense', 'units': 8}, inputs=('in',), tensors=('dense/kernel', 'dense/bias'))
     """
 
     name: str
-    """Unique within its graph; never part of a fingerprint."""
+    """Name of the layer, unique within its graph. Fingerprints do not depend on it."""
     config: Mapping[str, Any]
-    """What the layer computes: a JSON-like mapping without name and trainable flag."""
+    """The operation and its settings as JSON values, without the layer's name and its trainable flag."""
     inputs: tuple[str, ...] = ()
-    """Names of the layers whose outputs it takes, in order; empty for an input of the model."""
+    """Names of the layers whose outputs are the inputs of this layer, in order. Empty for an input of the model."""
     tensors: tuple[str, ...] = ()
-    """Names of its tensors, in the framework's order."""
+    """Names of the layer's tensors, in the order of the framework."""
 
     def __init__(
         self, name: str, config: Mapping[str, object], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
@@ -76,10 +76,11 @@ class ModelGraph:
     """An immutable architecture: a directed acyclic graph of leaf layers.
 
     Args:
-        layers: the layers, in any order.
+        layers: The layers, in any order.
 
     Raises:
-        GraphError: two layers of one name, an input that is no layer, or a cycle; the message names them.
+        GraphError: if two layers have the same name, an input is not one of the layers, or there is a cycle. The
+            message names the layers.
 
     >>> graph = ModelGraph([
     ...     Layer("out", {"class": "Dense", "units": 2}, inputs=["in"]),
@@ -92,13 +93,13 @@ class ModelGraph:
     """
 
     layers: tuple[Layer, ...] = field(default=())
-    """In topological order: a layer comes after all its inputs."""
+    """The layers in topological order: each layer follows all its inputs."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         object.__setattr__(self, "layers", _topological(tuple(layers)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal when layers, names included, are equal, whatever order they were given in."""
+        """Return whether both graphs have equal layers, including their names. The given order does not matter."""
         if not isinstance(other, ModelGraph):
             return NotImplemented
         return self.by_name == other.by_name
@@ -114,12 +115,12 @@ class ModelGraph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:
-        """Layers by name."""
+        """The layers, by name."""
         return MappingProxyType({layer.name: layer for layer in self.layers})
 
     @cached_property
     def fingerprints(self) -> Mapping[str, bytes]:
-        """Layer name -> its 16-byte fingerprint (DStore, Algorithm 1)."""
+        """The 16-byte fingerprint of each layer, by layer name (DStore, Algorithm 1)."""
         prints: dict[str, bytes] = {}
         for layer in self.layers:
             prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
@@ -127,28 +128,29 @@ class ModelGraph:
 
     @cached_property
     def canonical_configs(self) -> Mapping[str, str]:
-        """Layer name -> the text that stands for all configs equal to its own."""
+        """The config of each layer as canonical JSON text, by layer name. Equal configs have equal texts."""
         return MappingProxyType({layer.name: canonical_config(layer.config) for layer in self.layers})
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """16 bytes for the whole graph: equal for graphs that differ in names and order only."""
+        """The 16-byte fingerprint of the graph. Graphs that differ only in names and order have the same one."""
         return blake2b(b"".join(sorted(self.fingerprints.values())), digest_size=FINGERPRINT_BYTES).digest()
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors in topological order, each once."""
+        """The names of all tensors, without duplicates, in topological order of the layers."""
         return tuple(dict.fromkeys(name for layer in self.layers for name in layer.tensors))
 
     def common_prefix(self, other: ModelGraph) -> dict[str, str]:
-        """Longest common prefix: layer of self -> matching layer of other (EvoStore, Algorithm 1).
+        """Return the longest common prefix of two graphs (EvoStore, Algorithm 1).
 
-        See `common_prefix`, which this calls.
+        Returns:
+            The matching layer of `other` for each layer of this graph that has one.
         """
         return common_prefix(self, other)
 
     def to_json(self) -> str:
-        """Write the graph as JSON text; `from_json` reads it back."""
+        """Return the graph as JSON text for `from_json`."""
         return self._json
 
     @cached_property
@@ -158,10 +160,10 @@ class ModelGraph:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelGraph:
-        """Read what `to_json` wrote.
+        """Create a graph from the text that `to_json` returned.
 
         Raises:
-            GraphError: the text is no such JSON, or would take too much memory, or the layers are no graph.
+            GraphError: if the text is not JSON of this form, would need too much memory, or contains an invalid graph.
         """
         try:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))
@@ -170,7 +172,7 @@ class ModelGraph:
         except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
             if isinstance(exc, GraphError):
                 raise
-            raise GraphError(f"graph as JSON: expected what ModelGraph.to_json writes; found {exc}") from exc
+            raise GraphError(f"graph as JSON: expected a text from ModelGraph.to_json; found {exc}") from exc
         return cls(layers)
 
 
@@ -311,12 +313,12 @@ def _names(names: object, where: str) -> tuple[str, ...]:
 def _json_value(value: object, where: str, depth: int = 0) -> Json:
     """Copy `value` into plain JSON types: tuples become lists, NumPy scalars become Python's."""
     if depth > MOST_NESTED:
-        raise GraphError(f"{where}: expected at most {MOST_NESTED} lists and mappings in one another; found more")
+        raise GraphError(f"{where}: expected at most {MOST_NESTED} levels of nested lists and mappings; found more")
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         if math.isnan(value):
-            raise GraphError(f"{where}: expected JSON values; found NaN, which equals nothing")
+            raise GraphError(f"{where}: expected JSON values; found NaN, which is not equal to itself")
         return value
     if type(value) is list or type(value) is tuple:
         return [_json_value(item, where, depth + 1) for item in cast("list[object]", value)]

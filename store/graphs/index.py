@@ -132,7 +132,7 @@ class PrefixIndex:
         """
         entry = self._models.pop(ref, None)
         if entry is None:
-            raise ModelNotFoundError(f"prefix index: expected a model that it holds; found {ref}")
+            raise ModelNotFoundError(f"prefix index: expected a model in the index; found {ref}")
         number = entry[3]
         architecture = self._architectures[number]
         architecture.models -= 1

@@ -141,7 +141,7 @@ class PatternIndex(Generic[KeyT]):
             ModelNotFoundError: there is none of this key; nothing is changed.
         """
         if key not in self._keys:
-            raise ModelNotFoundError(f"pattern index: expected a key that it holds; found {key!r}")
+            raise ModelNotFoundError(f"pattern index: expected a key in the index; found {key!r}")
         number, _ = self._keys.pop(key)
         shape, keys = self._shapes[number]
         keys.discard(key)

@@ -45,7 +45,7 @@ def by_own_names(found: Iterable[tuple[str, str, Array]]) -> dict[str, Array]:
         source = sources.setdefault(name, stored)
         if known.dtype != array.dtype or known.shape != array.shape or not are_same(known, array):
             raise TensorMismatchError(
-                f"stored tensors {source!r} and {stored!r}: expected one value, since the model has one tensor "
-                f"{name!r} for both; found different values. Fill a model that has two"
+                f"stored tensors {source!r} and {stored!r}: expected one value, because the model has one tensor "
+                f"{name!r} for both; found different values. Use a model that has two tensors"
             )
     return arrays

@@ -1,6 +1,6 @@
-"""Keras models: their graph, their tensors, and a recipe from which the model is built again.
+"""Graphs, tensors, optimizer state and recipes of Keras models. A recipe is JSON text from which a model is rebuilt.
 
-From outside: the names below. It stands on the arrays, facts and graphs of `store`.
+Layer state in this package means state that a layer keeps outside its weights, such as a vocabulary.
 """
 
 from .optimizers import assign_optimizer, optimizer_state_of, optimizer_tensors_of

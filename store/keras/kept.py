@@ -103,7 +103,7 @@ class Keeper:
             entries = {key: value for key, value in self._entries().items() if id(value) not in weights}
             files = self._files()
         except Exception as exc:
-            raise self._failed("save_own_variables and save_assets to give its state", exc) from exc
+            raise self._failed("save_own_variables and save_assets to return its state", exc) from exc
         named = {f"{self.folders[ASSETS]}/{path}": np.frombuffer(content, np.uint8) for path, content in files.items()}
         for key, value in entries.items():
             name = f"{self.folders[STATE]}/{key}"
@@ -144,7 +144,7 @@ class Keeper:
             if finalize is not None and not finalize.__module__.startswith("keras."):  # Keras calls its own, if need be
                 finalize(self.layer)
         except Exception as exc:
-            raise self._failed("load_own_variables, load_assets and finalize_state to take its state", exc) from exc
+            raise self._failed("load_own_variables, load_assets and finalize_state to accept its state", exc) from exc
 
     def _entries(self) -> dict[str, object]:
         if isinstance(self.layer, keras.layers.Discretization):
@@ -254,8 +254,8 @@ def _check_lines(vocabulary: Path, layer: object) -> None:
     tokens = [str(token) for token in _lookup(layer).get_vocabulary(include_special_tokens=True)]
     if lines != tokens:
         raise ValueError(
-            f"{len(tokens)} tokens of which its file makes {len(lines)} others: one is empty, or has the end of a line "
-            "in it"
+            f"{len(tokens)} tokens, which Keras would read back as {len(lines)} different ones: a token is empty or "
+            "contains a line break"
         )
 
 
@@ -265,4 +265,4 @@ def _check_file(name: str, path: str, content: Array) -> None:
         raise CorruptDataError(f"tensor {name!r}: expected a path within the layer's assets; found {path!r}")
     if content.dtype != np.uint8 or content.ndim != 1:
         found = f"{content.dtype.name} of shape {content.shape}"
-        raise TensorMismatchError(f"tensor {name!r}: expected a file's bytes, a row of uint8; found {found}")
+        raise TensorMismatchError(f"tensor {name!r}: expected a file's bytes in a 1-D uint8 array; found {found}")

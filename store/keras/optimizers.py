@@ -30,19 +30,22 @@ _UNNAMED = re.compile(r"(?<![^/])variable_\d+$")
 
 
 def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
-    """State of the optimizer by name, as "optimizer/adam/dense/kernel/momentum"; as `tensors_of`.
+    """Return the state of a model's optimizer as read-only arrays, by name.
 
-    Empty if the model is not compiled, or was not trained since.
+    A name is, for example, "optimizer/adam/dense/kernel/momentum". The result is empty if the model is not compiled, or
+    was not trained since it was compiled.
     """
     return snapshot({name: variable for name, (variable, _) in optimizer_state_of(model).items()})
 
 
 def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the optimizer's state that `tensors` names, all or nothing; an optimizer not built yet is built.
+    """Set the optimizer state named in `tensors`. Other state keeps its values.
+
+    The optimizer is built first if necessary. All tensors are checked before the first is written.
 
     Raises:
-        TensorNotFoundError: the optimizer has no state of a name, or the model is not compiled.
-        TensorMismatchError: another shape or dtype.
+        TensorNotFoundError: if the optimizer has no state with one of the names, or the model is not compiled.
+        TensorMismatchError: if a shape or dtype differs.
     """
     for variable, array in checked_optimizer(model, tensors):
         variable.assign(array)
@@ -79,13 +82,18 @@ def checked_optimizer(
 
 
 def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
-    """State of a built optimizer: name -> variable, and the weight whose slot it is, None if it is no slot.
+    """Return the variables of a model's optimizer, by name.
 
-    A slot's name has its weight's name in place of Keras's path; empty if the optimizer is not built.
+    A slot is a variable that belongs to one weight, such as its momentum. The name of a slot contains the name of its
+    weight.
 
     Args:
-        model: a built model.
-        numbered: name weights as `weights_of` does; False: as `weights_in_call_order`.
+        model: A built model.
+        numbered: If true, weights are named as in `weights_of`. If false, they are named as in `weights_in_call_order`.
+
+    Returns:
+        For each name, the variable and the name of its weight, or None if the variable is not a slot. Empty if the
+        optimizer is not built.
     """
     optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:

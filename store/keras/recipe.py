@@ -35,12 +35,12 @@ _BY_NAME = ("deserialize", "get", "serialize")
 
 
 def recipe_of(model: keras.Model) -> str:
-    """Write the architecture as JSON text, from which `build` makes an equal model with other weights.
+    """Return the recipe of a model: JSON text from which `build` creates the same model with initial weights.
 
-    It is what a `.keras` file holds beside the weights: configs, built shapes, and how it was compiled.
+    It has the content of a `.keras` file without the weights: configs, built shapes and the arguments of `compile`.
 
     Raises:
-        GraphError: a part of the model has no config.
+        GraphError: if a part of the model has no config.
     """
     try:
         with ObjectSharingScope():
@@ -49,28 +49,26 @@ def recipe_of(model: keras.Model) -> str:
         return json.dumps({**entries, "trainable_flags": flags}, separators=(",", ":"))
     except (NotImplementedError, TypeError, ValueError) as exc:
         found = " ".join(str(exc).partition("Example:")[0].split())
-        raise GraphError(f"recipe of model {model.name!r}: expected parts with a config; found: {found}") from exc
+        raise GraphError(f"recipe of model {model.name!r}: expected all parts to have a config; found {found}") from exc
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
-    """Build the model of a recipe: architecture, names, trainable flags, and compiled if it was.
+    """Build the model of a recipe, with the same architecture, names and trainable flags.
 
-    Weights have their initial values; `assign` sets them. Code inside a recipe (a Lambda layer) is refused
-    unless the process allowed it by `keras.config.enable_unsafe_deserialization()`.
+    The weights have their initial values; set them with `assign`. Recipes that contain code (Lambda layers) are
+    rejected unless the process called `keras.config.enable_unsafe_deserialization()`.
 
     Args:
-        recipe: what `recipe_of` wrote.
-        custom_objects: classes and functions by name that are not registered with Keras; those of the thread's
-            `keras.saving.CustomObjectScope` are known as well.
-        compiled: False: it is not compiled, whether it was or not.
+        recipe: Text from `recipe_of`.
+        custom_objects: Classes and functions that are not registered with Keras, by name. Those of the active
+            `keras.saving.CustomObjectScope` are also used.
+        compiled: Whether to compile the model, if the original was compiled.
 
     Raises:
-        GraphError: the text is no recipe, a class in it is not known here, or it names a function that is not of
-            tensors.
+        GraphError: if the text is not a recipe, a class in it is not available in this process, or it names a function
+            that does not operate on tensors.
     """
-    expected = (
-        "recipe: expected what recipe_of writes, of classes that can be imported, or are given by custom_objects="
-    )
+    expected = "recipe: expected a text from recipe_of with classes that can be imported or are in custom_objects="
     with building(expected, _cause):
         entries = jsontext.mapping(recipe, "recipe")
         flags, how = entries.pop("trainable_flags"), entries.pop("compile_config", None)
@@ -79,16 +77,14 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, co
             model = keras.saving.deserialize_keras_object(entries)
             layers = all_layers(model)
             if len(layers) != len(flags):
-                raise GraphError(
-                    f"recipe: expected configs of {len(flags)} layers; found that they build {len(layers)}"
-                )
+                raise GraphError(f"recipe: expected configs of {len(flags)} layers; found configs of {len(layers)}")
             for layer, flag in zip(layers, flags, strict=True):
                 if layer.trainable != flag:
                     layer.trainable = flag
             if how and compiled:  # after the flags, which say what the optimizer holds
                 model.compile_from_config(how)
         if not isinstance(model, keras.Model):
-            raise GraphError(f"recipe: expected that of a keras.Model; found {type(model).__name__}")
+            raise GraphError(f"recipe: expected the recipe of a keras.Model; found that of a {type(model).__name__}")
         return model
 
 
@@ -122,7 +118,7 @@ def _check_entry(entry: Mapping[str, object], module: str, kind: str) -> None:
         found = get_symbol_from_name(f"{module}.{name}")
         if not (found is None or isinstance(found, type) or _is_of_tensors(within, name)):
             raise GraphError(
-                "recipe: expected classes and functions of tensors of Keras, or what custom_objects= gives; "
+                "recipe: expected classes of Keras, its functions on tensors, and names in custom_objects=; "
                 f"found {module}.{name}"
             )
 
@@ -140,11 +136,17 @@ def _cause(exc: BaseException) -> str:
 
 
 def knowing(custom_objects: Mapping[str, object] | None) -> AbstractContextManager[object]:
-    """Have Keras know these by name, beside those of this thread's scope: an inner scope of Keras hides the outer."""
+    """Return a context manager in which Keras finds these custom objects, by name.
+
+    Keras also finds the objects of the surrounding `CustomObjectScope`.
+    """
     held = cast("Mapping[str, object]", get_global_attribute("custom_objects_scope_dict", {}))
     return keras.saving.CustomObjectScope({**held, **(custom_objects or {})})
 
 
 def all_layers(model: keras.Model) -> list[keras.Layer]:
-    """The model and all layers in it, outer before inner; an InputLayer comes and goes with building."""
+    """Return the model and all layers inside it, outer before inner, without the input layers.
+
+    Input layers are left out because they depend on whether the model is built.
+    """
     return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]

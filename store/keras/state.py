@@ -33,13 +33,15 @@ _log = logging.getLogger(__name__)
 
 
 class ModelState:
-    """A model's weights and what its layers keep beside them.
+    """The weights and the layer state of a Keras model.
+
+    Layer state is state that a layer keeps outside its weights, such as a vocabulary.
 
     Args:
-        model: a built Keras model.
+        model: A built Keras model.
 
     Raises:
-        GraphError: the model has no weights yet because its input shape is unknown.
+        GraphError: if the model has no weights yet because its input shape is unknown.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -48,23 +50,23 @@ class ModelState:
         self._ids = self._flat.names.keys()
         names = self._flat.names
         self.weights: dict[str, keras.Variable] = {names[id(weight)]: weight for weight in model.weights}
-        """Name -> variable."""
+        """The variables, by name."""
         self.expected = _expected(self.weights)
-        """Name of a weight -> dtype's name and shape."""
+        """Dtype name and shape of each weight, by name."""
 
     # ---- what it is -------------------------------------------------------------------------------------
 
     def graph(self, kept: Iterable[str] | None = None) -> ModelGraph:
-        """Return the graph as it is now; the names of what layers keep may change, all else does not.
+        """Return the graph of the model, including the current names of its layer state.
 
         Args:
-            kept: names of what layers keep, among others; None: they are asked.
+            kept: Names that include those of the layer state. None means to read the names from the layers.
         """
         return self._told.graph(kept)
 
     @cached_property
     def architecture(self) -> ModelGraph:
-        """The graph without what layers keep beside their weights."""
+        """The graph of the model without layer state."""
         return ModelGraph(self._told.vertices)
 
     @cached_property
@@ -72,30 +74,30 @@ class ModelState:
         return Flattened(self._model)
 
     def tensors(self) -> dict[str, Array]:
-        """Return the weights and what layers keep, as `tensors_of`."""
+        """Return the weights and the layer state as read-only arrays, by name, like `tensors_of`."""
         return snapshot(self.weights) | self.kept()
 
     def kept(self) -> dict[str, Array]:
-        """Return what layers keep beside their weights, by name.
+        """Return the layer state as read-only arrays, by name.
 
         Raises:
-            GraphError: a layer cannot give its state.
+            GraphError: if the state of a layer cannot be read.
         """
         return {name: a for keeper in self._keepers for name, a in keeper.tensors(self._ids).items()}
 
     def is_kept(self, name: str) -> bool:
-        """Tell whether a tensor's name is one for what a layer keeps."""
+        """Return whether a tensor's name belongs to layer state."""
         return name not in self.weights and any(keeper.part_of(name) for keeper in self._keepers)
 
     def renamed(self, tensors: Mapping[str, Array], graph: ModelGraph) -> dict[str, Array] | None:
-        """Return a version's tensors under this model's names; None unless the architectures are equal.
+        """Rename the tensors of a version to the names of this model. Returns None if the architectures differ.
 
         Args:
-            tensors: the version's, those of its optimizer left out.
-            graph: the version's.
+            tensors: Tensors of the version, without those of its optimizer.
+            graph: Graph of the version.
 
         Raises:
-            TensorMismatchError: two different tensors go to one weight of a layer that this model uses twice.
+            TensorMismatchError: if this model uses a layer twice, and the version has different tensors for the uses.
         """
         mine = self.architecture
         if graph.fingerprint != mine.fingerprint:
@@ -124,12 +126,18 @@ class ModelState:
     # ---- to give it tensors -----------------------------------------------------------------------------
 
     def all_of(self, tensors: Mapping[str, Array], graph: ModelGraph, *, strict: bool = True) -> Mapping[str, Array]:
-        """Return a version's tensors under this model's names, if they are all that it has.
+        """Return the tensors of a version under the names of this model, and check that none is missing.
 
-        Matched by name; by architecture where the names differ.
+        Tensors are matched by name, or by architecture if the names differ.
+
+        Args:
+            tensors: Tensors of the version, without those of its optimizer.
+            graph: Graph of the version.
+            strict: Whether each weight of the model must be among the tensors.
 
         Raises:
-            TensorNotFoundError: the model has no such tensor, or one that it has is missing.
+            TensorNotFoundError: if `strict` is true and a weight of the model is missing.
+            TensorMismatchError: if this model uses a layer twice, and the version has different tensors for the uses.
         """
         if not self._are_all(tensors):
             tensors = self.renamed(tensors, graph) or tensors
@@ -150,26 +158,30 @@ class ModelState:
         return known and self.weights.keys() <= tensors.keys()
 
     def checked(self, tensors: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the weights among `tensors`, and the rest, if all can be assigned.
+        """Check that all tensors can be assigned. Returns the weights and the layer state as two mappings.
 
         Raises:
-            TensorNotFoundError: the model has no tensor of a name.
-            TensorMismatchError: another shape or dtype than the weight's.
-            CorruptDataError: a path that leads out of a layer's assets.
+            TensorNotFoundError: if the model has no tensor with one of the names.
+            TensorMismatchError: if a shape or dtype differs from that of the weight.
+            CorruptDataError: if the path of a layer's file is not inside the assets of the layer.
         """
         kept = {name: array for keeper in self._keepers for name, array in keeper.checked(tensors).items()}
         return checked({name: a for name, a in tensors.items() if name not in kept}, self.expected), kept
 
     def assign(self, tensors: Mapping[str, object], more: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
-        """Set what `tensors` names, all or nothing; the others keep their values.
+        """Set the weights and the layer state named in `tensors`. Others keep their values.
+
+        All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
         Args:
-            tensors: weights and what layers keep, by name.
-            more: variables that are no weights, such as an optimizer's, with arrays that were checked.
+            tensors: Weights and layer state, by name.
+            more: Other variables to set, such as those of an optimizer, with arrays that were already checked.
 
         Raises:
-            TensorNotFoundError, TensorMismatchError, CorruptDataError: as `checked`.
-            GraphError: a layer's hook refused its state.
+            TensorNotFoundError: As in `checked`.
+            TensorMismatchError: As in `checked`.
+            CorruptDataError: As in `checked`.
+            GraphError: if a layer rejects its state.
         """
         arrays, kept = self.checked(tensors)
         values = [*((self.weights[name], array) for name, array in arrays.items()), *more]
@@ -189,7 +201,10 @@ class ModelState:
         self.restore(kept, arrays.keys(), undo)
 
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
-        """Return a hash of all that `restore` would give to layers; empty where no layer keeps anything."""
+        """Return a hash of the layer state and of the weights that layers derive state from.
+
+        Returns empty bytes if there are no such tensors.
+        """
         sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}
         used = {name: array for name, array in weights.items() if id(self.weights[name]) in sources} | dict(kept)
         found = blake2b()
@@ -199,15 +214,18 @@ class ModelState:
         return found.digest() if used else b""
 
     def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
-        """Give layers what they keep, after weights were assigned; tells whether it gave any.
+        """Restore the layer state after weights were assigned. Returns whether any layer was restored.
+
+        Layers that derive state from an assigned weight are also restored.
 
         Args:
-            kept: what was checked.
-            assigned: names of the weights that have new values.
-            undo: takes these back. It is called when a layer refuses its state, before the others get theirs back.
+            kept: Layer state from `checked`.
+            assigned: Names of the weights that were assigned.
+            undo: Function that resets these weights. It is called if a layer rejects its state, before the previous
+                state of the other layers is restored.
 
         Raises:
-            GraphError: a layer's hook refused its state.
+            GraphError: if a layer rejects its state.
         """
         new = {id(self.weights[name]) for name in assigned}
         before: list[tuple[Keeper, dict[str, Array]]] = []
@@ -236,20 +254,21 @@ class ModelState:
         try:
             return keeper.tensors(self._ids)
         except TensorVineError as exc:  # before its first state, it may have none to give
-            _log.info("layer %r cannot tell what it keeps: %s", keeper.layer.name, exc)
+            _log.info("layer %r: cannot read its state: %s", keeper.layer.name, exc)
             return {}
 
     def _take_back(self, keeper: Keeper, state: Mapping[str, Array]) -> None:
         try:
             keeper.restore(state, self._ids)
         except TensorVineError as exc:
-            _log.warning("layer %r cannot be given back what it kept: %s", keeper.layer.name, exc)
+            _log.warning("layer %r: cannot restore its previous state: %s", keeper.layer.name, exc)
 
 
 @cache
 def _say_lacking(kind: str) -> None:
     _log.warning(
-        "%s keeps more than weights, and this version has nothing of that: it was not adapted, or is older than this",
+        "%s has state outside its weights, but the version contains none: the layer was not adapted when it was saved, "
+        "or an older TensorVine saved it",
         kind,
     )
 
@@ -259,5 +278,5 @@ def _expected(variables: Mapping[str, keras.Variable]) -> dict[str, tuple[str, t
 
 
 def snapshot(variables: Mapping[str, object]) -> dict[str, Array]:
-    """Values of variables by name, as `tensors_of` gives them."""
+    """Return the values of variables as read-only arrays, by name."""
     return {name: read_only(as_numpy(variable, f"tensor {name!r}")) for name, variable in variables.items()}

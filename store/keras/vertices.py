@@ -48,10 +48,13 @@ _Output = tuple[str, int]
 
 
 def graph_of(model: keras.Model) -> ModelGraph:
-    """Flatten a model to the graph of its leaf layers (DStore, section IV; EvoStore, section IV-A).
+    """Return the graph of a model's leaf layers (DStore, section IV; EvoStore, section IV-A).
+
+    Nested models are replaced by their layers.
 
     Raises:
-        GraphError: the model has no weights yet because its input shape is unknown, or a layer cannot give its state.
+        GraphError: if the model has no weights yet because its input shape is unknown, or the state of a layer cannot
+            be read.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
@@ -155,7 +158,7 @@ class Flattened:
     def _chain(self, model: keras.Model, path: str, feeds: list[_Output], renamed: bool) -> list[_Output]:
         if not model.built:
             raise GraphError(
-                f"model {model.name!r}: expected one that is built; found one that is not: call it on data"
+                f"model {model.name!r}: expected a built model; found one without weights: call it on data first"
             )
         _say_assumed(type(model).__qualname__)
         if not model.layers:
@@ -235,7 +238,7 @@ class Flattened:
 
 @cache
 def _say_assumed(model_type: str) -> None:
-    _log.warning("%s has no functional graph: its layers are taken for a chain in order of creation", model_type)
+    _log.warning("%s has no functional graph: assuming a chain of its layers in their order of creation", model_type)
 
 
 def _uses(nodes: list[Node]) -> dict[int, str]:

@@ -24,14 +24,16 @@ from .vertices import Flattened
 
 
 def tensors_of(model: keras.Model) -> dict[str, Array]:
-    """Weights of a model by name, read-only, in the order of `model.weights`; then what its layers keep beside them.
+    """Return the weights of a model as read-only arrays, by name, in the order of `model.weights`.
 
-    On the CPU nothing is copied. Each array is a snapshot all the same: TensorFlow gives a variable a new
-    buffer when it is written to while somebody still reads the old one, so training that goes on does not
-    change the arrays, and the memory of a weight doubles only when it is written to while its array lives.
+    They are followed by layer state: state that layers keep outside their weights, such as a vocabulary.
+
+    On the CPU, weights are not copied, and later training does not change the arrays. If a weight is written while its
+    array exists, TensorFlow gives the weight a new buffer. Only then does its memory double.
 
     Raises:
-        GraphError: the model has no weights yet because its input shape is unknown, or a layer cannot give its state.
+        GraphError: if the model has no weights yet because its input shape is unknown, or the state of a layer cannot
+            be read.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
@@ -42,15 +44,15 @@ def tensors_of(model: keras.Model) -> dict[str, Array]:
 
 
 def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the tensors that `tensors` names; the others keep their values.
+    """Set the weights and the layer state named in `tensors`. Others keep their values.
 
-    Everything is checked before anything is written, so that an error leaves the model as it was.
+    All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
     Raises:
-        TensorNotFoundError: the model has no tensor of a name.
-        TensorMismatchError: another shape or dtype than the weight's.
-        GraphError: the model has no weights yet because its input shape is unknown, or a layer refused its state.
-        CorruptDataError: the path of a layer's file leads out of its folder.
+        TensorNotFoundError: if the model has no tensor with one of the names.
+        TensorMismatchError: if a shape or dtype differs from that of the weight.
+        GraphError: if the model has no weights yet because its input shape is unknown, or a layer rejects its state.
+        CorruptDataError: if the path of a layer's file is not inside the folder of the layer.
     """
     ModelState(model).assign(tensors)
 
@@ -63,18 +65,23 @@ def fill(
     *,
     strict: bool = True,
 ) -> None:
-    """Give a model all tensors of a version, by name, or by architecture where the names differ; all or nothing.
+    """Assign all tensors of a version to a model.
+
+    Tensors are matched by name, or by architecture if the names differ. If an error is raised, the model keeps its
+    previous values.
 
     Args:
-        model: a built model; its optimizer is built if it gets state.
-        tensors: of the version's model.
-        graph: the version's.
-        optimizer: state of the version's optimizer; empty: the model's own stays as it is.
-        strict: the model may have no weight that was not stored.
+        model: A built model. Its optimizer is built if `optimizer` is not empty.
+        tensors: Tensors of the version, without those of its optimizer.
+        graph: Graph of the version.
+        optimizer: Optimizer state of the version. If empty, the model's optimizer is not changed.
+        strict: Whether each weight of the model must be among the tensors.
 
     Raises:
-        TensorNotFoundError: the model or its optimizer has no such tensor, or one that the model has is missing.
-        TensorMismatchError, GraphError, CorruptDataError: as `assign`.
+        TensorNotFoundError: if the model or its optimizer has no tensor with one of the names, or a tensor is missing.
+        TensorMismatchError: As in `assign`.
+        GraphError: As in `assign`.
+        CorruptDataError: As in `assign`.
     """
     state = ModelState(model)
     own = state.all_of(tensors, graph, strict=strict)
@@ -82,20 +89,20 @@ def fill(
     try:
         more = checked_optimizer(model, optimizer, whole=True)
     except (TensorNotFoundError, TensorMismatchError) as exc:
-        raise type(exc)(f"the optimizer's state does not fit, optimizer=False leaves it out: {exc}") from exc
+        raise type(exc)(f"the optimizer's state does not fit (optimizer=False skips it): {exc}") from exc
     state.assign(own, more)
 
 
 def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """Variables of a model by the names that their tensors have."""
+    """Return the variables of a model, by the names of their tensors."""
     names = Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
 
 def weights_in_call_order(model: keras.Model) -> dict[str, keras.Variable]:
-    """Variables of a model by name, in the order in which a forward pass reads them.
+    """Return the variables of a model by name, in the order in which a forward pass reads them.
 
-    Layers without a name of their own are counted in this model alone ("dense", "dense#2"), whatever numbers Keras
-    gave to them: a function that builds the model twice in a process gives the same names twice.
+    Layers with an automatic name are numbered within this model ("dense", "dense#2"). The numbers that Keras gave them
+    are ignored, so a function that builds the model twice in a process produces the same names twice.
     """
     return Flattened(model, configs=False, renamed=True).weights

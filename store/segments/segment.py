@@ -283,7 +283,7 @@ class Segment:
         if not new:
             return
         if self.stored is None:
-            raise ModelLostError(f"segment {self.id}: expected a file that has slots {list(new)}; it has none")
+            raise ModelLostError(f"segment {self.id}: expected a file with slots {list(new)}; found no file")
         more = max(0, max(sizes) + 1 - len(self.sizes))
         known, offsets = [*self.sizes, *[0] * more], [*self.offsets, *[GONE] * more]
         for slot, nbytes in new.items():

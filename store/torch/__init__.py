@@ -1,6 +1,6 @@
-"""PyTorch modules: their graph, their state, that of their optimizers, and what they are built from again.
+"""Graphs, state, optimizer state and recipes of PyTorch modules. A recipe is JSON text from which a module is rebuilt.
 
-From outside: the names below. It stands on the arrays, facts and graphs of `store`.
+Modules may be wrapped in `DistributedDataParallel`, `DataParallel` or `torch.compile`.
 """
 
 from .copies import is_compiled

@@ -58,7 +58,7 @@ def arguments_of(module: nn.Module) -> dict[str, object]:
             found[parameter.name] = value
         elif parameter.default is parameter.empty:
             raise GraphError(
-                f"{kind.__qualname__}: expected attributes named as the parameters of its constructor; "
+                f"{kind.__qualname__}: expected attributes with the names of its constructor's parameters; "
                 f"found none for {parameter.name!r}"
             )
     return found
@@ -150,7 +150,7 @@ def _decoder(module: nn.TransformerDecoder) -> dict[str, object]:
 
 def _first(module: nn.TransformerEncoder | nn.TransformerDecoder) -> nn.Module:
     if not len(module.layers):
-        raise GraphError(f"{type(module).__qualname__}: expected a layer, which its constructor was given; it has none")
+        raise GraphError(f"{type(module).__qualname__}: expected a layer, which its constructor needs; found none")
     return module.layers[0]
 
 

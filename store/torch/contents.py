@@ -186,8 +186,8 @@ class _Attributes:
             return {"module": self._places[id(module)]}
         if any(True for _ in [*module.parameters(), *module.buffers()]):
             raise GraphError(
-                f"{self._kind.__qualname__}: expected no module with tensors, which would not be stored, in an "
-                f"attribute that is none of its modules; found {type(module).__qualname__}"
+                f"{self._kind.__qualname__}: expected all modules with tensors to be registered as submodules, because "
+                f"others are not stored; found {type(module).__qualname__} in another attribute"
             )
         return self._held(module, [*vars(module).items(), *module._modules.items()])
 

@@ -273,7 +273,7 @@ class _Math:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether a module is what `torch.compile` made of another, which it has as `_orig_mod`."""
+    """Return whether a module was returned by `torch.compile`. Its attribute `_orig_mod` is the original module."""
     return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 

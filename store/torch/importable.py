@@ -65,7 +65,7 @@ def name_of(value: object) -> str:
                 return f"{place}:{name}"
         except (ImportError, AttributeError):
             continue
-    raise GraphError(f"{name}: expected what can be imported by its name; it is not in {found or 'a module'}")
+    raise GraphError(f"{name}: expected a name that can be imported; it is not in {found or 'a module'}")
 
 
 def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, object]) -> object:
@@ -88,11 +88,11 @@ def named(name: str, allowed: Collection[str] | None, custom: Mapping[str, objec
         return custom[own]
     check(name, allowed)
     check_module(place)
-    with building(f"{name}: expected a name that can be imported, or its class in custom_objects="):
+    with building(f"{name}: expected a name that can be imported or is in custom_objects="):
         found = _found(place, path)
     is_module = isinstance(found, type) and issubclass(cast("type[object]", found), nn.Module)
     if (allowed is None) is not is_module:
-        raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {found!r:.80}")
+        raise GraphError(f"{name}: expected a module class or a function on tensors; found {found!r:.80}")
     if allowed is not None:
         allowed_name(found, allowed)
     return found
@@ -105,7 +105,7 @@ def allowed_name(value: object, allowed: Collection[str] | None) -> str:
     place, _, path = name.partition(":")
     of_tensors = _WITH_FUNCTIONS.fullmatch(place) or _takes_tensors(value) or _MAKING.fullmatch(path)
     if place.partition(".")[0] == "torch" and not isinstance(value, type) and not of_tensors:
-        raise GraphError(f"{name}: expected the class of a module, or a function of tensors; found {value!r:.80}")
+        raise GraphError(f"{name}: expected a module class or a function on tensors; found {value!r:.80}")
     return name
 
 
@@ -131,7 +131,9 @@ def check(name: str, allowed: Collection[str] | None) -> None:
     package = place.partition(".")[0]
     of_torch = package == "torch" and place != "torch" and not place.startswith("torch.nn.")
     if allowed is not None and (package not in allowed or of_torch):
-        raise GraphError(f"{name}: expected a name in one of the packages {sorted(allowed)}, of torch in torch.nn")
+        raise GraphError(
+            f"{name}: expected a name in one of the packages {sorted(allowed)} (of PyTorch: in torch or torch.nn)"
+        )
 
 
 def _found(place: str, path: str) -> object:

@@ -18,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 
 
 def keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]:
-    """Keep the parts of a module in inference that have one of these tensors as a buffer.
+    """Keep submodules in evaluation mode while the module is trained, such as a BatchNorm with frozen statistics.
 
     Args:
-        module: which is to be trained.
-        frozen: ids of tensors.
+        module: The module to be trained.
+        frozen: Ids (`id()`) of tensors. A submodule stays in evaluation mode if one of its buffers is among them.
 
     Returns:
-        Call it when the module is not trained any more; `training` stays as it is.
+        A function to call after the training. It removes the hooks and does not change the `training` flags.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> end = keep_in_inference(norm, {id(norm.running_mean)})

@@ -46,21 +46,22 @@ _COPYING = frozenset(
 
 
 def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None = None) -> None:
-    """Copy `tensors` into the module's own memory; those that are not named keep their values.
+    """Copy tensors into the parameters and buffers of a module. Others keep their values.
 
-    A module that runs code of its own when it is loaded gets its whole state by its `load_state_dict`.
-    A module on the device "meta" gets memory on the CPU for all of its tensors.
-    Everything is checked before anything is written, so that an error leaves the module as it was.
+    All tensors are checked before the first is written, so an error leaves the module unchanged. A module with its own
+    loading code (see `loads_itself`) gets its whole state through `load_state_dict`. A module on the device "meta" gets
+    CPU memory for all its tensors.
 
     Args:
-        module: wrapped or not.
-        tensors: by the names of `state_dict()`.
-        state: the module's, read just now; None: it is read.
+        module: The module, wrapped or not.
+        tensors: Tensors by their names in `state_dict()`.
+        state: Current state of the module. None means to read it.
 
     Raises:
-        TensorNotFoundError: the module has no tensor of a name, or, on the device "meta", one that is not given.
-        TensorMismatchError: another shape or dtype than the tensor's, different values for tensors of one memory, or
-            the module's `load_state_dict` refuses it.
+        TensorNotFoundError: if the module has no tensor with one of the names, or a tensor of a module on the device
+            "meta" is missing.
+        TensorMismatchError: if a shape or dtype differs, two names of the same memory get different values, or
+            `load_state_dict` rejects the state.
     """
     state = state if state is not None else State(module)
     given = {name: value for name, value in tensors.items() if base_of(name) is None}
@@ -68,7 +69,7 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
     values.update({name: given.pop(name) for name in list(given) if name in state.values or _is_extra(state, name)})
     unknown = sorted(values.keys() - state.real.keys())
     if unknown:
-        raise TensorNotFoundError(f"value {unknown[0]!r}: expected a part of the model's state; found no such")
+        raise TensorNotFoundError(f"value {unknown[0]!r}: expected a name in the model's state; found no such name")
     arrays = checked(given, state.expected())
     _check_places(state, arrays)
     check_tied(tied({name: state.tensors[name] for name in arrays}), arrays)
@@ -84,7 +85,7 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
 
 
 def tied(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return the names of tensors that are the same memory, where a memory has several.
+    """Return groups of names whose tensors share the same memory. Tensors with a single name are left out.
 
     >>> weight = torch.zeros(2)
     >>> tied({"embed": weight, "bias": torch.zeros(2), "head": weight})
@@ -97,22 +98,22 @@ def tied(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def check_tied(groups: Iterable[Iterable[str]], arrays: Mapping[str, Array]) -> None:
-    """Check that the names of each memory are given one value.
+    """Check that all names of the same memory have equal values.
 
     Args:
-        groups: as `tied` returns them.
-        arrays: the values, of the right dtypes and shapes; a name may be missing.
+        groups: Groups of names from `tied`.
+        arrays: Values by name, with the dtypes and shapes of the tensors. Names may be missing.
 
     Raises:
-        TensorMismatchError: two values differ, of which only one could be kept.
+        TensorMismatchError: if two values in a group differ.
     """
     for names in groups:
         first, *others = [name for name in names if name in arrays] or [""]
         for other in others:
             if not are_same(arrays[first], arrays[other]):
                 raise TensorMismatchError(
-                    f"tensors {first!r} and {other!r}: expected one value, since the module has one memory for both; "
-                    "found different values. Untie them in the module, or give one of them only"
+                    f"tensors {first!r} and {other!r}: expected one value, because the module stores both in the same "
+                    "memory; found different values. Untie them in the module, or pass only one of them"
                 )
 
 
@@ -125,7 +126,7 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 
 
 def loads_itself(module: nn.Module) -> bool:
-    """Return whether `load_state_dict` runs code of a module's class or hooks, which may derive values from weights.
+    """Return whether `load_state_dict` runs code of the module's class or hooks. It may derive values from weights.
 
     >>> loads_itself(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
     False
@@ -170,8 +171,8 @@ def _without_memory(state: State, given: Collection[str]) -> set[str]:
     for owner, name, tensor in places(state.module):
         path = plain_name(f"{paths[id(owner)]}.{name}".lstrip("."))
         if tensor.is_meta and id(tensor) not in known and path not in given:
-            stored = "which is not stored: make it first" if name in owner._non_persistent_buffers_set else "not given"
-            raise TensorNotFoundError(f'tensor {path!r}: expected values for all on the device "meta"; it is {stored}')
+            missing = "it is not stored: create it first" if name in owner._non_persistent_buffers_set else "found none"
+            raise TensorNotFoundError(f'tensor {path!r} on the device "meta": expected a value for it; {missing}')
     return meta
 
 
@@ -203,7 +204,7 @@ def _load(state: State, arrays: Mapping[str, Array], values: Mapping[str, object
         for holder, name, tensor in undo:
             holder[name] = tensor
         kind, names = type(state.module).__qualname__, sorted({**arrays, **values})
-        raise TensorMismatchError(f"load_state_dict of {kind}: expected it to take {names}; {exc!r}") from exc
+        raise TensorMismatchError(f"load_state_dict of {kind}: expected it to accept {names}; found {exc!r}") from exc
 
 
 def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, object]) -> None:
@@ -223,7 +224,7 @@ def _loaded(state: State, arrays: Mapping[str, Array], values: Mapping[str, obje
         try:
             module.load_state_dict(before)
         except Exception as again:  # noqa: BLE001  the first error is raised, and says this
-            exc.add_note(f"nor did it take back what it had: {again!r}")
+            exc.add_note(f"restoring the previous state failed, too: {again!r}")
         raise
 
 

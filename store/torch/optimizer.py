@@ -38,15 +38,16 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler
 def optimizer_tensors_of(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Scheduler | None = None
 ) -> dict[str, Array]:
-    """Return the state of an optimizer and of a schedule.
+    """Return the state of an optimizer and of its learning-rate schedule as arrays, by name.
 
     Args:
-        module: has the parameters, wrapped or not.
-        optimizer: over parameters of the module; None: none.
-        scheduler: its schedule; None: none.
+        module: The module with the parameters, wrapped or not.
+        optimizer: An optimizer of parameters of the module, or None.
+        scheduler: The learning-rate schedule of the optimizer, or None.
 
     Raises:
-        TensorMismatchError: a parameter is not the module's, or part of the state cannot be stored.
+        TensorMismatchError: if the optimizer has a parameter that is not in the module, or part of the state cannot be
+            stored.
 
     >>> net = nn.Linear(2, 1)
     >>> sorted(optimizer_tensors_of(net, torch.optim.SGD(net.parameters(), momentum=0.9)))
@@ -75,21 +76,24 @@ def optimizer_tensors_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restoring:
-    """The state of an optimizer and a schedule, found to fit them, which `apply` sets."""
+    """Checked state for an optimizer and its learning-rate schedule, returned by `restoring` and set by `apply`."""
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
     _state: dict[torch.Tensor, dict[str, object]]
     _groups: Sequence[Mapping[str, object]]
-    """Options of each of the optimizer's groups."""
+    """Options of each parameter group."""
     _schedule: dict[str, object]
-    """State of the schedule; empty without one."""
+    """State of the schedule. Empty if there is no schedule."""
 
     def apply(self) -> Callable[[], None]:
-        """Set it; returns what takes it back.
+        """Set the state of the optimizer and of the schedule.
+
+        Returns:
+            A function that restores the previous state.
 
         Raises:
-            TensorMismatchError: the optimizer or the schedule refuses it; both are as they were.
+            TensorMismatchError: if the optimizer or the schedule rejects the state. Both keep their previous state.
         """
         undo: list[Callable[[], None]] = []
         try:
@@ -104,7 +108,7 @@ class Restoring:
             _undo(undo)
             kinds = [type(item).__qualname__ for item in (self.optimizer, self.scheduler) if item is not None]
             raise TensorMismatchError(
-                f"load_state_dict of {' and '.join(kinds)}: expected it to take what is stored; {exc!r}"
+                f"load_state_dict of {' and '.join(kinds)}: expected it to accept the stored state; found {exc!r}"
             ) from exc
         return lambda: _undo(undo)
 
@@ -141,7 +145,7 @@ def _undo(steps: list[Callable[[], None]]) -> None:
         try:
             step()
         except Exception as exc:  # noqa: BLE001  of the user's schedule; the error that led here is raised
-            _log.warning("an optimizer or its schedule does not take back what it had: %r", exc)
+            _log.warning("cannot restore the previous state of an optimizer or its schedule: %r", exc)
 
 
 def _moved(value: object, device: torch.device) -> object:
@@ -161,18 +165,18 @@ def restoring(
     scheduler: Scheduler | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Restoring:
-    """Find out how the state of an optimizer and a schedule is to be set; nothing is changed yet.
+    """Check that stored state fits an optimizer and its learning-rate schedule. Changes nothing until `apply`.
 
     Args:
-        module: has the parameters.
-        tensors: what `optimizer_tensors_of` gave; others are not looked at.
-        optimizer: gets the state; None: none does.
-        scheduler: likewise.
-        renamed: stored name of a parameter -> its name in the module, where these differ.
+        module: The module with the parameters.
+        tensors: Arrays from `optimizer_tensors_of`. Others are ignored.
+        optimizer: The optimizer to restore, or None.
+        scheduler: The learning-rate schedule to restore, or None.
+        renamed: Names of parameters in the module, by their stored names. Only names that differ are needed.
 
     Raises:
-        TensorNotFoundError: the state was not stored.
-        TensorMismatchError: it is that of another kind, or of other parameter groups.
+        TensorNotFoundError: if the state is not among the arrays, or the module does not have one of the parameters.
+        TensorMismatchError: if the state is that of another class, or the parameter groups differ.
     """
     state: dict[torch.Tensor, dict[str, object]] = {}
     groups: list[Mapping[str, object]] = []
@@ -180,8 +184,8 @@ def restoring(
     if optimizer is not None:
         if any(parameter.is_meta for group in optimizer.param_groups for parameter in group["params"]):
             raise TensorMismatchError(
-                'optimizer: expected one over parameters with memory; they are on the device "meta": fill the module '
-                "first, and make the optimizer then"
+                'optimizer: expected parameters with memory; found parameters on the device "meta": fill the module '
+                "first, and create the optimizer afterwards"
             )
         facts = _facts(_GROUPS, tensors, optimizer)
         known = _parameters(module)
@@ -200,7 +204,7 @@ def restoring(
 
 def _facts(name: str, tensors: Mapping[str, Array], target: object) -> dict[str, object]:
     if f"{name}:json" not in tensors:
-        raise TensorNotFoundError(f"{name.partition('/')[0]}: expected its state among what is stored; found none")
+        raise TensorNotFoundError(f"{name.partition('/')[0]}: expected its state among the stored tensors; found none")
     found = unpacked(name, tensors)
     if not isinstance(found, dict) or not found.keys() >= {"class"}:
         raise CorruptDataError(f"value {name!r}: expected a class and a state; found {found!r:.80}")
@@ -229,7 +233,8 @@ def _matched(
         mine = [len(group["params"]) for group in optimizer.param_groups]
         theirs = [len(cast("Sequence[str]", group["params"])) for group in stored]
         raise TensorMismatchError(
-            f"optimizer: expected groups of the same parameters; it has groups of {mine}, what is stored of {theirs}"
+            f"optimizer: expected the parameter groups that were stored, with {theirs} parameters; found groups with "
+            f"{mine}"
         )
     return cast("list[Mapping[str, object]]", found)
 
@@ -237,7 +242,7 @@ def _matched(
 def _parameter(stored: str, known: Mapping[str, torch.Tensor], renamed: Mapping[str, str]) -> torch.Tensor:
     name = renamed.get(stored, stored)
     if name not in known:
-        raise TensorNotFoundError(f"optimizer: expected a parameter {name!r} in the model; found no such")
+        raise TensorNotFoundError(f"optimizer: expected a parameter {name!r} in the model; found no such parameter")
     return known[name]
 
 
@@ -254,8 +259,8 @@ def _options_of(group: Mapping[str, object]) -> dict[str, object]:
 def _check_key(owner: str, key: object) -> None:
     if not isinstance(key, str) or not key or "/" in key or base_of(key) is not None:
         raise TensorMismatchError(
-            f"optimizer state of {owner!r}: expected text without '/' that does not end in ':json' or ':NUMBER' as "
-            f"keys; found {key!r}"
+            f"optimizer state of {owner!r}: expected keys without '/' that do not end in ':json' or ':NUMBER'; "
+            f"found {key!r}"
         )
 
 
@@ -264,5 +269,5 @@ def _name_of(parameter: object, names: Mapping[int, str]) -> str:
         raise TensorMismatchError(f"optimizer: expected state of parameters; found state of {parameter!r:.80}")
     if id(parameter) not in names:
         shape = tuple(parameter.shape)
-        raise TensorMismatchError(f"optimizer: expected parameters of the model; found another one of shape {shape}")
+        raise TensorMismatchError(f"optimizer: expected parameters of the model; found another tensor of shape {shape}")
     return names[id(parameter)]

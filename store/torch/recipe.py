@@ -62,15 +62,16 @@ class _Content(TypedDict):
 
 
 def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
-    """Write what a module is built from as JSON text, from which `build` makes one like it with other weights.
+    """Return the recipe of a module: JSON text from which `build` creates the same module with initial weights.
 
     Args:
-        module: wrapped or not.
-        architecture: the module's, where it is known already.
+        module: The module, wrapped or not.
+        architecture: Result of `architecture_of` for the module, if available. It saves computing the architecture
+            again.
 
     Raises:
-        GraphError: a class cannot be imported by its name, or an argument of a constructor is not told or cannot be
-            written; names it.
+        GraphError: if a class cannot be imported by its name, or a constructor argument cannot be recovered from the
+            module or written as JSON. The message names the class or the argument.
 
     >>> build(recipe_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU())))
     Sequential(
@@ -92,7 +93,7 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     except GraphError:
         raise
     except Exception as exc:  # of the user's properties and configurations
-        raise GraphError(f"{type(module).__qualname__}: expected attributes that can be read; {exc!r}") from exc
+        raise GraphError(f"{type(module).__qualname__}: expected attributes that can be read; found {exc!r}") from exc
 
 
 def _made_of(module: nn.Module) -> str:
@@ -155,7 +156,7 @@ class _Writer:
         if id(module) in self._written:
             return {"again": self._written[id(module)]}
         if id(module) in self._open:
-            raise GraphError(f"{where}: expected modules within one another; found one within itself")
+            raise GraphError(f"{where}: expected modules without cycles; found a module that contains itself")
         self._open.add(id(module))
         found: dict[str, Json] = {"class": name_of(type(module))}
         if is_container(module):
@@ -211,17 +212,19 @@ class _Writer:
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
-    """Build the module of a recipe on the CPU: flags and dtypes as they were, weights as its constructors set them.
+    """Build the module of a recipe on the CPU, with the same flags and dtypes.
+
+    The weights have the values that the constructors give them; set them with `assign`.
 
     Args:
-        recipe: what `recipe_of` wrote.
-        custom_objects: classes and functions by name, in the place of those that are imported.
+        recipe: Text from `recipe_of`.
+        custom_objects: Classes and functions to use instead of imported ones, by name.
 
     Raises:
-        GraphError: the text is no recipe, a class is not found here, a constructor raises, or what it builds is not
-            what was saved; names the module.
+        GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises, or the
+            built module differs from the saved one. The message names the module.
     """
-    with building("recipe: expected what recipe_of writes"):
+    with building("recipe: expected a text from recipe_of"):
         content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])
         builder = _Builder(custom_objects or {})
         with torch.device("cpu"):
@@ -266,11 +269,11 @@ class _Builder:
     def _object(self, kind: str, name: str, written: object) -> object:
         of = named(name, self._allowed, self._custom)
         if not isinstance(of, type) or not (kind == "configuration" or _is_of_kind(of, kind)):
-            raise GraphError(f"{name}: expected the class of a configuration, a dataclass or an Enum; found {of!r:.80}")
+            raise GraphError(f"{name}: expected a configuration class, a dataclass or an Enum; found {of!r:.80}")
         given = self.value(written)
         if kind == "member":
             return cast("type[Enum]", of)[cast(str, given)]
-        with building(f"{name}: expected it to be built"):
+        with building(f"{name}: expected the constructor to succeed"):
             if kind == "configuration":
                 return cast("Any", of).from_dict(given)
             return cast("Callable[..., object]", of)(**cast("Mapping[str, object]", given))
@@ -296,7 +299,7 @@ def _is_of_kind(found: type, kind: str) -> bool:
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:
-    with building(f"{kind.__qualname__}({', '.join(arguments)}): expected it to be built"):
+    with building(f"{kind.__qualname__}({', '.join(arguments)}): expected the constructor to succeed"):
         return kind(**arguments)
 
 
@@ -313,9 +316,9 @@ def _compare(module: nn.Module, content: _Content) -> None:
         path = max(differ, key=lambda path: path.count(".") + bool(path))  # the innermost: others hold it
         kind = type(modules[path]).__qualname__ if path in modules else "not built"
         raise GraphError(
-            f"recipe: expected that {type(module).__qualname__} builds what was saved; its module {path!r} ({kind}) "
-            "differs: the constructor was given what the module does not keep in an attribute, or the module was "
-            "changed afterwards"
+            f"recipe: expected {type(module).__qualname__} to build the saved module; its module {path!r} "
+            f"({kind}) differs: the constructor had an argument that the module does not keep in an attribute, or the "
+            "module was changed afterwards"
         )
 
 
@@ -324,9 +327,9 @@ def _compare_buffers(module: nn.Module, content: _Content) -> None:
     differ = [path for path in {**unsaved, **built} if unsaved.get(path) != built.get(path)]
     if differ:
         raise GraphError(
-            f"recipe: expected that {type(module).__qualname__} builds what was saved; its buffer {differ[0]!r}, which "
-            "is not stored, has other values: the constructor was given what the module does not keep in an attribute, "
-            "or it was changed afterwards"
+            f"recipe: expected {type(module).__qualname__} to build the saved module; its buffer {differ[0]!r}, which "
+            "is not stored, has other values: the constructor had an argument that the module does not keep in an "
+            "attribute, or the buffer was changed afterwards"
         )
 
 

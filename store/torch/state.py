@@ -34,36 +34,36 @@ EXTRA = "_extra_state"
 
 
 class State:
-    """The state of a module at one time.
+    """The `state_dict()` of a module, read when this object is created.
 
     Args:
-        module: wrapped or not.
+        module: The module, wrapped or not.
 
     Raises:
-        TensorMismatchError: `state_dict()` fails, or the module does not know yet which tensors it has.
+        TensorMismatchError: if `state_dict()` raises, or a lazy module was never called and has no shapes yet.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.whole = module
-        """As it was given, wrapped or not."""
+        """The module as it was passed, wrapped or not."""
         self.prefix, self.module = _unwrapped(module)
         try:
             found: dict[str, Any] = self.module.state_dict(keep_vars=True)
         except Exception as exc:  # whatever a hook raises
             kind = type(self.module).__qualname__
-            raise TensorMismatchError(f"state_dict() of {kind}: expected its state; it raises {exc!r}") from exc
+            raise TensorMismatchError(f"state_dict() of {kind}: expected its state; found {exc!r}") from exc
         self.tensors: dict[str, torch.Tensor] = {}
-        """Plain tensors."""
+        """Plain tensors, by name."""
         self.values: dict[str, object] = {}
-        """All else."""
+        """Other values, such as extra state and quantised tensors, by name."""
         self.real: dict[str, str] = {}
-        """Name -> what `state_dict()` calls it."""
+        """Keys in `state_dict()`, by name. A name is a key without the prefixes of `torch.compile`."""
         for real, value in found.items():
             name = plain_name(real)
             self.real[name] = real
             if isinstance(value, UninitializedTensorMixin):
                 raise TensorMismatchError(
-                    f"tensor {name!r}: expected a tensor with a shape; it is of a lazy module that was never called"
+                    f"tensor {name!r}: expected a shape; found that of a lazy module that was never called"
                 )
             if base_of(name) is not None:
                 raise TensorMismatchError(f"tensor {name!r}: expected a name that does not end in ':json' or ':NUMBER'")
@@ -77,11 +77,14 @@ class State:
         return {id(tensor) for _, _, tensor in places(self.module)}
 
     def is_own(self, name: str) -> bool:
-        """Tell whether a tensor is a parameter or a buffer of the module, and no copy of one."""
+        """Return whether a plain tensor is a parameter or buffer of the module itself, not a copy."""
         return id(self.tensors[name]) in self._own
 
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtype and the shape of each plain tensor, but of extra state, which may have any."""
+        """Return the dtype and the shape of each plain tensor, by name.
+
+        Tensors of extra state are left out, because they may have any dtype and shape.
+        """
         return {
             name: (_name_of(item.dtype), tuple(item.shape))
             for name, item in self.tensors.items()
@@ -126,7 +129,7 @@ def plain_name(name: str) -> str:
 
 
 def live_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the module's own tensors, parameters and persistent buffers, by name."""
+    """Return the parameters and persistent buffers of a module, by name. They share memory with the module."""
     found = _of_part(module)
     return State(module).tensors if found is None else found
 
@@ -147,19 +150,18 @@ def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
 
 
 def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array]:
-    """Parameters and persistent buffers by the names of `state_dict()`, read-only.
+    """Return the parameters and persistent buffers of a module as read-only arrays, by their names in `state_dict()`.
 
-    On the CPU nothing is copied, and the arrays are live: a later in-place change, such as an optimizer's
-    step, shows in them. What a state has beside plain tensors (extra state, quantised weights) is written as arrays
-    `NAME:json`, `NAME:0` and so on, which are copies.
+    On the CPU, plain tensors are not copied: the arrays show later in-place changes, such as a step of the optimizer.
+    Other values (extra state, quantised weights) are copied into arrays named `NAME:json`, `NAME:0` and so on.
 
     Args:
-        module: wrapped or not.
-        state: the module's, read just now; None: it is read.
+        module: The module, wrapped or not.
+        state: Current state of the module. None means to read it.
 
     Raises:
-        TensorMismatchError: part of the state cannot be stored: a sparse, distributed or lazy tensor, one on the device
-            "meta", or an object that is neither numbers, text, tensors nor made of such.
+        TensorMismatchError: if part of the state cannot be stored: a sparse, distributed or lazy tensor, a tensor on
+            the device "meta", or an object other than numbers, text, tensors and collections of them.
 
     >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
     {'weight': (2, 4), 'bias': (2,)}
@@ -179,7 +181,10 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
 
 
 def lacking(module: nn.Module, names: Collection[str]) -> list[str]:
-    """Return what of the module's state is not named; a tensor that has several names is, by any of them."""
+    """Return the names in the module's state that are missing from `names`.
+
+    A tensor with several names is not missing if any of them is in `names`.
+    """
     state, given = State(module), {base_of(name) or name for name in names}
     known = {id(state.tensors[name]) for name in given & state.tensors.keys()}
     return [
@@ -197,7 +202,7 @@ def array_of(name: str, tensor: torch.Tensor) -> Array:
     """
     check_dense(name, tensor)
     if tensor.is_meta:
-        raise _refused(name, 'one on the device "meta", which has no values')
+        raise _refused(name, 'a tensor on the device "meta", which has no values')
     return as_numpy(tensor, f"tensor {name!r}")
 
 
@@ -205,11 +210,11 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor whose values do not all lie in one memory of this process: sparse, distributed, nested."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if tensor.layout != torch.strided:
-        raise _refused(name, f"one of layout {tensor.layout}: store its parts, or to_dense()")
+        raise _refused(name, f"a tensor of layout {tensor.layout}: store its parts, or the result of to_dense()")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
-        raise _refused(name, "a DTensor, of which each rank has a part: gather it with full_tensor()")
+        raise _refused(name, "a DTensor, which is split over the ranks: gather it with full_tensor()")
     if tensor.is_nested:
-        raise _refused(name, "a nested one: store its parts")
+        raise _refused(name, "a nested tensor: store its parts")
 
 
 def _refused(name: str, found: str) -> TensorMismatchError:

@@ -270,7 +270,7 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Give the tensors in lists and mappings."""
+    """Yield the tensors in a value: a tensor, or nested lists, tuples and mappings of tensors."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -65,7 +65,7 @@ def packed(name: str, value: object) -> dict[str, Array]:
     try:
         text = json.dumps({"value": facts}, separators=(",", ":"), ensure_ascii=False)
     except ValueError as exc:  # an integer of more digits than Python writes
-        raise TensorMismatchError(f"value {name!r}: expected what JSON can say; {exc}") from exc
+        raise TensorMismatchError(f"value {name!r}: expected a value that JSON can represent; found {exc}") from exc
     found: dict[str, Array] = {f"{name}:json": np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)}
     return {**found, **{f"{name}:{place}": array for place, array in enumerate(arrays)}}
 
@@ -89,7 +89,7 @@ def unpacked(name: str, arrays: Mapping[str, object]) -> object:
     try:
         return decode(found["value"], lambda kind, content: _read(kind, content, beside))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as exc:
-        raise CorruptDataError(f"value {name!r}: expected what a state is written as; found {text[:80]!r}") from exc
+        raise CorruptDataError(f"value {name!r}: expected the JSON text of a state; found {text[:80]!r}") from exc
 
 
 def as_tensor(array: Array) -> torch.Tensor:

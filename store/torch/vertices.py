@@ -47,12 +47,13 @@ _known = KnownGraphs()
 
 
 def graph_of(module: nn.Module) -> ModelGraph:
-    """Flatten a module to the graph of its leaf modules and of the functions between them.
+    """Return the graph of a module's leaf modules and of the functions called between them.
 
-    The graph is the one of inference. Neither the module nor any other is touched, whatever other threads do with it.
+    The graph describes inference. The module is not changed, and other threads may use it during the call.
 
     Raises:
-        TensorMismatchError: part of its state cannot be stored (`tensors_of`).
+        TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
+        GraphError: if part of the module was returned by `torch.jit.trace`.
 
     >>> graph = graph_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
@@ -63,19 +64,23 @@ def graph_of(module: nn.Module) -> ModelGraph:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a module is."""
+    """The graph of a module, and a key of its architecture."""
 
     graph: ModelGraph
     key: Hashable
-    """Its signature; None: it has none."""
+    """Hashable signature that modules of the same architecture share, or None if there is no signature."""
 
 
 def architecture_of(module: nn.Module, state: State | None = None) -> Architecture:
-    """Return a module's graph, and the key under which more is known of its architecture; errors as in `graph_of`.
+    """Return the graph of a module, and a key that modules of the same architecture share.
 
     Args:
-        module: wrapped or not.
-        state: the module's, read just now; None: it is read.
+        module: The module, wrapped or not.
+        state: Current state of the module. None means to read it.
+
+    Raises:
+        TensorMismatchError: As in `graph_of`.
+        GraphError: As in `graph_of`.
     """
     module = bare(module)
     key = signature(module)
@@ -109,8 +114,8 @@ class _Flattened:
         for name, part in self._modules.items():
             if isinstance(part, torch.jit.TracedModule):  # pyright: ignore[reportPrivateImportUsage]
                 raise GraphError(
-                    f"module {name or type(module).__qualname__!r}: expected one that runs as Python; found the result "
-                    "of torch.jit.trace: save the module that was traced"
+                    f"module {name or type(module).__qualname__!r}: expected a module that runs as Python code; found "
+                    "the result of torch.jit.trace: save the module that was traced"
                 )
         self.read: frozenset[str] | None = frozenset()
         """Paths of the buffers whose values count; None: others may, too."""
@@ -270,7 +275,7 @@ def _dummy_inputs(module: nn.Module) -> Mapping[str, object] | None:
 @cache
 def _say_assumed(module_type: str, reason: str) -> None:
     _log.warning(
-        "%s cannot be traced (%s): its modules are taken for a chain in order of registration",
+        "%s cannot be traced (%s): assuming a chain of its modules in their order of registration",
         module_type,
         reason,
     )

@@ -75,7 +75,7 @@ class Architectures:
         """
         if key not in self._graphs:
             if architecture is None:
-                raise GraphError(f"{what}: expected a graph that shard {self._shard} keeps; found no such key")
+                raise GraphError(f"{what}: expected a graph in shard {self._shard}; found no such key")
             graph = ModelGraph.from_json(architecture[0])
             self._graphs[key] = _Graph(packed(architecture), PrefixQuery.of(graph))
             self._patterns.add(key, graph)
@@ -154,7 +154,7 @@ def unpacked(content: bytes) -> Architecture:
     pair = jsontext.parsed(plain, "architecture", allowed(len(content)))
     text, recipe = cast("list[Any]", pair) if isinstance(pair, list) else (None, None)
     if not isinstance(text, str) or not (recipe is None or isinstance(recipe, str)):
-        raise CorruptDataError("architecture: expected two texts; found others")
+        raise CorruptDataError("architecture: expected a graph and a recipe as texts; found other values")
     jsontext.check(text, "graph", believed(len(content)))
     return text, recipe
 

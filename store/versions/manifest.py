@@ -67,24 +67,27 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What `Repository.info` answers."""
+    """Information about one version, returned by `Repository.info`."""
 
     ref: ModelRef
     parent: ModelRef | None
     quality: float | None
     metadata: Mapping[str, Any]
     created: datetime
-    """UTC."""
+    """Time of the save, in UTC."""
     bytes_owned: int
-    """Bytes that this version wrote."""
+    """Bytes of the tensors that this version wrote itself."""
     bytes_total: int
-    """Bytes of all its tensors, inherited ones included."""
+    """Bytes of all tensors of the version, including inherited ones."""
     codec: str | None
-    """Codec of the bytes on disk; None: stored as they are. A lossy one says so by its name: `quantize(8)|zstd(3)`."""
+    """Codec of the tensors on disk, such as "shuffle|zstd(3)". It is lossy if it contains `quantize`.
+
+    None means that they are stored without a codec, or are not on disk.
+    """
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
-        """Return the public view of a header."""
+        """Create the information from an internal manifest header."""
         return cls(
             ref=header.ref,
             parent=header.parent,

@@ -29,7 +29,7 @@ class Overtaken:
     >>> overtaken.check(ModelRef("m", 2))
     >>> overtaken.check(ModelRef("m", 1))
     Traceback (most recent call last):
-    tensorvine.store.errors.OperationTimeoutError: m@1: expected to be held before it was given up; it was released
+    tensorvine.store.errors.OperationTimeoutError: m@1: expected it to be held before its release; it was released
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -47,7 +47,7 @@ class Overtaken:
         """
         if ref in self._released:
             del self._released[ref]
-            raise OperationTimeoutError(f"{ref}: expected to be held before it was given up; it was released")
+            raise OperationTimeoutError(f"{ref}: expected it to be held before its release; it was released")
 
 
 class Ended:
@@ -58,7 +58,7 @@ class Ended:
     >>> ended.end(Save("client", 1))
     >>> ended.check(Save("client", 1))
     Traceback (most recent call last):
-    tensorvine.store.errors.OperationTimeoutError: save client/s1: expected to be under way; it has ended
+    tensorvine.store.errors.OperationTimeoutError: save client/s1: expected to be in progress; it has ended
     """
 
     def __init__(self) -> None:
@@ -76,5 +76,5 @@ class Ended:
         """
         if operation in self._ended:
             raise OperationTimeoutError(
-                f"{type(operation).__name__.lower()} {operation}: expected to be under way; it has ended"
+                f"{type(operation).__name__.lower()} {operation}: expected to be in progress; it has ended"
             )

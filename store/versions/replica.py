@@ -155,7 +155,7 @@ class Replica:
             ShardUnavailableError: it is over, or the replica closed.
         """
         if self.closed and incarnation == self.incarnation:
-            raise ShardUnavailableError(f"replica of shard {self.shard}: expected it open; it was let go of")
+            raise ShardUnavailableError(f"replica of shard {self.shard}: expected it to be open; it was closed")
         if incarnation != self.incarnation:
             raise ShardUnavailableError(
                 f"replica of shard {self.shard}: expected its incarnation {self.incarnation}; found a message of "

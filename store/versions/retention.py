@@ -34,7 +34,9 @@ class Candidate:
 
 
 class Retention(ABC):
-    """A policy that says which versions of a name stay in memory.
+    """A policy that selects which versions of a model stay in memory. Combine policies with `|`.
+
+    A version stays if at least one of the combined policies keeps it. Subclasses implement `keep`.
 
     >>> versions = [Candidate(ModelRef("m", n), quality=1 / n, created_ns=n, nbytes=10) for n in range(1, 8)]
     >>> policy = KeepLast(2) | KeepBest(1) | KeepEvery(3)
@@ -47,14 +49,14 @@ class Retention(ABC):
 
     @abstractmethod
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Name the versions to keep.
+        """Return the references of the versions to keep.
 
         Args:
-            versions: all live versions of one name, in any order.
+            versions: All live versions of one model, in any order.
         """
 
     def __or__(self, other: Retention) -> Retention:
-        """Keep what this policy keeps, and what the other one does."""
+        """Return a policy that keeps each version that at least one of the two policies keeps."""
         if not isinstance(other, Retention):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return KeepAny((*_parts(self), *_parts(other)))
@@ -73,13 +75,13 @@ class KeepAny(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(Retention):
-    """Keep the newest versions.
+    """A policy that keeps the newest versions.
 
     Args:
-        n: how many, from 1.
+        n: Number of versions to keep, at least 1.
 
     Raises:
-        ValueError: `n` is no integer from 1.
+        ValueError: if `n` is not an integer of at least 1.
     """
 
     n: int
@@ -88,19 +90,21 @@ class KeepLast(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Name the `n` versions of the highest numbers."""
+        """Return the `n` versions with the highest numbers."""
         return {version.ref for version in _newest_first(versions)[: self.n]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(Retention):
-    """Keep the versions of the highest quality; of equal ones, the newer. Versions without a quality are not kept.
+    """A policy that keeps the versions with the highest quality.
+
+    If qualities are equal, the newer version is kept. Versions without a quality are not kept.
 
     Args:
-        n: how many, from 1.
+        n: Number of versions to keep, at least 1.
 
     Raises:
-        ValueError: `n` is no integer from 1.
+        ValueError: if `n` is not an integer of at least 1.
     """
 
     n: int
@@ -109,20 +113,20 @@ class KeepBest(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Name the `n` best versions."""
+        """Return the `n` versions with the highest quality."""
         known = ((v.quality, v.ref) for v in versions if v.quality is not None and not math.isnan(v.quality))
         return {ref for _, ref in sorted(known, reverse=True)[: self.n]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Retention):
-    """Keep the versions whose number is divisible by `n`.
+    """A policy that keeps every `n`-th version: those whose number is divisible by `n`.
 
     Args:
-        n: from 1.
+        n: Divisor of the version numbers, at least 1.
 
     Raises:
-        ValueError: `n` is no integer from 1.
+        ValueError: if `n` is not an integer of at least 1.
     """
 
     n: int
@@ -131,19 +135,21 @@ class KeepEvery(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Name every `n`-th version."""
+        """Return the versions whose number is divisible by `n`."""
         return {version.ref for version in versions if version.ref.version % self.n == 0}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBytes(Retention):
-    """Keep the newest versions as long as what they wrote fits; the newest one is always kept.
+    """A policy that keeps the newest versions whose total size does not exceed a limit.
+
+    The size of a version is the number of bytes that it wrote itself. The newest version is always kept.
 
     Args:
-        nbytes: what fits, in bytes, from 0.
+        nbytes: Limit in bytes, at least 0.
 
     Raises:
-        ValueError: `nbytes` is no integer from 0.
+        ValueError: if `nbytes` is not an integer of at least 0.
     """
 
     nbytes: int
@@ -152,7 +158,7 @@ class KeepBytes(Retention):
         _check(self, "nbytes", self.nbytes, 0)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Name the newest versions, up to the first that does not fit."""
+        """Return the newest versions, up to the first that exceeds the limit."""
         kept: set[ModelRef] = set()
         total = 0
         for version in _newest_first(versions):
@@ -185,4 +191,4 @@ def _newest_first(versions: Sequence[Candidate]) -> list[Candidate]:
 
 def _check(policy: Retention, field: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{type(policy).__name__}: {field}: expected an integer from {least}; found {value!r}")
+        raise ValueError(f"{type(policy).__name__}: {field}: expected an integer of at least {least}; found {value!r}")

@@ -98,8 +98,8 @@ class SegmentTable:
         missing = [segment for segment in holds if segment not in self._segments]
         if missing:
             raise ModelLostError(
-                f"shard {self.index}: expected segments that it holds; {holder} names {missing}, which went with "
-                "an earlier incarnation of this shard or with their last holder"
+                f"shard {self.index}: expected segments of this shard; {holder} names {missing}, which were lost with "
+                "an earlier incarnation of this shard or freed after their last holder"
             )
         for segment_id, slots in holds.items():
             self._segments[segment_id].check_slots(holder, slots)
@@ -227,7 +227,7 @@ class SegmentTable:
             MovedError: another shard does that, now or soon.
         """
         if not self.in_care(segment_id):
-            raise MovedError(f"shard {self.index}: expected to write files of {segment_id}; another shard does", 0)
+            raise MovedError(f"shard {self.index}: expected to write files of {segment_id}; another shard does so", 0)
 
     def store(self, segment_id: SegmentId, stored: Stored) -> bool:
         """Take note of a segment's new file; False when it came too late, and is dead.
@@ -371,12 +371,13 @@ class SegmentTable:
     def _known(self, segment_id: SegmentId) -> Segment:
         segment = self._segments.get(segment_id)
         if segment is None and self.where(segment_id) != self.index:
-            raise MovedError(f"shard {self.index}: segment {segment_id} is another shard's now", 0)
+            raise MovedError(f"shard {self.index}: segment {segment_id} belongs to another shard now", 0)
         if segment is None and self.unread:
             raise self._unfound(f"segment {segment_id}")
         if segment is None:
             raise ModelLostError(
-                f"shard {self.index}: expected segment {segment_id}; it went with an earlier incarnation of this shard"
+                f"shard {self.index}: expected segment {segment_id}; it was lost with an earlier incarnation of this "
+                "shard"
             )
         return segment
 
@@ -384,13 +385,13 @@ class SegmentTable:
         """Make the error of what only a manifest that could not be read may tell of: if that is damaged, it is lost."""
         for ref, why in self.unread.items():
             if not isinstance(why, CorruptDataError):
-                return StorageError(f"shard {self.index}: {what}: cannot be read now, as {ref} cannot: {why}")
+                return StorageError(f"shard {self.index}: {what}: cannot be read now, because {ref} cannot: {why}")
         damaged = ", ".join(map(str, self.unread))
-        return ModelLostError(f"shard {self.index}: expected {what}; if {damaged} told of it, they are damaged")
+        return ModelLostError(f"shard {self.index}: expected {what}; found no manifest except damaged ones: {damaged}")
 
     def _add(self, segment: Segment) -> None:
         if segment.id in self._segments:
-            raise CorruptDataError(f"shard {self.index}: expected a new segment id; {segment.id} is taken")
+            raise CorruptDataError(f"shard {self.index}: expected a new segment id; {segment.id} is in use")
         self._segments[segment.id] = segment
         self.totals.count(segment, +1)
 

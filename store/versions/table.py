@@ -392,11 +392,11 @@ class VersionTable(SegmentTable):
         why = self.unread[ref]
         if isinstance(why, CorruptDataError):
             return CorruptDataError(f"{ref}: {why}")
-        return StorageError(f"{ref} cannot be read now; it is tried again until it can: {why}")
+        return StorageError(f"{ref} cannot be read now; reading is retried: {why}")
 
     def _lost(self, ref: ModelRef) -> ModelLostError:
         return ModelLostError(
-            f"{ref} is lost: it was held only in the memory of shard {self.index}, which died and started again"
+            f"{ref} is lost: it was held only in the memory of shard {self.index}, which died and was restarted"
         )
 
     def _let_go(self, ref: ModelRef, record: Record) -> None:

@@ -122,7 +122,7 @@ class TestNoCluster:
             with pytest.raises(SystemExit) as ended:
                 main(["ls", "--address", f"127.0.0.1:{port}"])
         assert ended.value.code == 1
-        assert f"nobody answers at 127.0.0.1:{port}" in capsys.readouterr().err
+        assert f"no server answers at 127.0.0.1:{port}" in capsys.readouterr().err
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write what another user wrote")
     def test_a_ray_that_another_user_wrote_down_is_not_joined_and_that_is_told(
@@ -313,7 +313,7 @@ class TestLooking:
         assert "1 version" in command("ls", "--name", "standing", *address)[1]
         code, _, err = command("up", "--name", "standing", "--shards", "2", *address)
         assert code == 2
-        assert "runs already with" in err
+        assert "is already running with" in err
         code, out, _ = command("down", "--name", "standing", *address)
         assert (code, out.strip()) == (0, "Repository standing is down")
         assert command("down", "--name", "standing", *address, "--json")[:2] == (1, "")

@@ -142,7 +142,7 @@ class TestWait:
     def test_when_none_comes_in_time_that_is_said(self, repo: Repository) -> None:
         code, out, err = on(repo, "wait", "never", "--timeout", "0.05", "--json")
         assert (code, out) == (1, "")
-        assert err == "tensorvine: never: expected a version above 0 within 0.05 s; none came\n"
+        assert err == "tensorvine: never: expected a version above 0 within 0.05 s; found none\n"
 
 
 class TestUpkeep:
@@ -276,7 +276,7 @@ class TestUpAndDown:
     def test_what_a_repository_that_runs_already_does_not_take_is_said(self, repo: Repository) -> None:
         code, out, err = on(repo, "up", "--store-bytes", "1GB", "--preallocate", "0")
         assert code == 0
-        assert "it runs already, and stays as it was started: --store-bytes, --preallocate changed nothing" in err
+        assert "already running and keeps its options: --store-bytes, --preallocate had no effect" in err
         assert "1 shard" in out
 
     def test_options_reach_the_repository(

@@ -153,7 +153,7 @@ class TestRefused:
     def test_a_flag_of_another_kind_names_those_of_this(self, tmp_path: Path) -> None:
         code, out, err = command("slurm", tmp_path, "--bucket", "x", "--head-ip", "192.0.2.1")
         assert (code, out) == (2, "")
-        assert "slurm knows no --head-ip, --bucket" in err
+        assert "slurm does not accept --head-ip, --bucket" in err
         assert "--wheel" in err
         assert not list(tmp_path.iterdir())
 
@@ -192,7 +192,7 @@ class TestRefused:
             main(["cluster-files", "slurm", str(tmp_path)])
         out, err = capsys.readouterr()
         assert (ended.value.code, out) == (1, "")
-        assert err.startswith(f"tensorvine: {tmp_path}: expected none of the files there yet; found job.sh")
+        assert err.startswith(f"tensorvine: {tmp_path}: expected that none of the files exists; found job.sh")
         assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
         assert command("slurm", tmp_path, "--force")[0] == 0
         assert (tmp_path / "job.sh").read_text() == (HERE / "batch/job.sh").read_text()

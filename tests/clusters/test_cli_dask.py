@@ -164,7 +164,7 @@ def test_nodes_that_do_not_come_are_waited_for_in_vain(up: str, monkeypatch: pyt
 def test_no_scheduler_at_the_address_is_said_at_once() -> None:
     code, out, err = run("ls", "--scheduler", "127.0.0.1:9")
     assert (code, out) == (1, "")
-    assert err.startswith("tensorvine: expected a scheduler of Dask at tcp://127.0.0.1:9; found none: ")
+    assert err.startswith("tensorvine: expected a Dask scheduler at tcp://127.0.0.1:9; found none: ")
     assert err.count("\n") == 1
 
 

@@ -198,7 +198,7 @@ class TestTree:
         lines = text_of(lineage_of(book, "best")).splitlines()
         assert lines[0] == "root@1  quality 0.4  wrote 2 of 5 tensors: a, b"
         assert "one@1  quality 0.6  wrote 1 of 5 tensors: c  retired" in lines[1]
-        assert "3 versions that wrote nothing of it, idle-1@1 to idle-3@1" in lines[2]
+        assert "3 versions that wrote none of the tensors, idle-1@1 to idle-3@1" in lines[2]
         assert "best@1  quality 0.9  wrote 2 of 5 tensors: d, head" in lines[3]
         assert "other@1  quality 0.5" in lines[4]
         assert "child@1  quality 0.5  retired" in lines[5]

@@ -69,12 +69,12 @@ class TestTexts:
             nodes_from(text)
 
     def test_the_former_meaning_is_told(self) -> None:
-        with pytest.raises(typer.BadParameter, match="--wait-nodes 4 waits for so many nodes"):
+        with pytest.raises(typer.BadParameter, match="use --wait-nodes 4"):
             nodes_from("4")
 
     @pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5", "pernode", "²"])
     def test_what_is_no_number_of_shards_is_refused(self, text: str) -> None:
-        with pytest.raises(typer.BadParameter, match="expected a number from 1, or per-node"):
+        with pytest.raises(typer.BadParameter, match="expected a number of at least 1, or per-node"):
             count_from(text)
 
     def test_when_shards_join_and_drain(self) -> None:
@@ -87,8 +87,8 @@ class TestTexts:
             (text, SCALING)
             for text in ("", "least", "least=", "least=1.5", "most=x", "fewest=1", "least=1,least=2", "full=1,")
         ]
-        + [("least=0", "least: expected at least 1"), ("least=3,most=2", "most: expected at least least=3")]
-        + [("full=2", "full: expected above 0"), ("full=nan", "full: expected above 0")],
+        + [("least=0", "least: expected at least 1"), ("least=3,most=2", "most: expected at least 3, the value")]
+        + [("full=2", "full: expected a share above 0"), ("full=nan", "full: expected a share above 0")],
     )
     def test_wrong_scaling_says_what_was_expected(self, text: str, said: str) -> None:
         with pytest.raises(typer.BadParameter, match=re.escape(said)):
@@ -105,32 +105,35 @@ class TestTexts:
         (["up", "--scaling", "least=x"], f"--scaling: {SCALING}"),
         (["up", "--wait-nodes", "0"], "--wait-nodes"),
         (["up", "--redis", "server:6379"], "--redis: up: redis: expected a URL such as 'redis://host:6379/0'"),
-        (["up", "--nodes", "1"], "--wait-nodes 1 waits for so many nodes"),
+        (["up", "--nodes", "1"], "use --wait-nodes 1"),
         (["up", "--shards", "0"], "--shards"),
-        (["up", "--keep", "last(1)"], "--keep: expected --path beside it"),
-        (["scale", "9" * 5000], "expected a number from 1, or per-node"),
+        (["up", "--keep", "last(1)"], "--keep: expected it only with --path"),
+        (["scale", "9" * 5000], "expected a number of at least 1, or per-node"),
         (["scale"], "Missing argument 'N'"),
-        (["scale", "0"], "expected a number from 1, or per-node; found '0'"),
-        (["scale", "two"], "expected a number from 1, or per-node; found 'two'"),
-        (["scale", "2", "--timeout", "nan"], "--timeout': expected seconds from 0; found nan"),
+        (["scale", "0"], "expected a number of at least 1, or per-node; found '0'"),
+        (["scale", "two"], "expected a number of at least 1, or per-node; found 'two'"),
+        (["scale", "2", "--timeout", "nan"], "--timeout': expected at least 0 seconds; found nan"),
         (["retire"], "Missing argument 'MODEL...'"),
         (["export", "m"], "Missing argument"),
         (["import", "m.arrow"], "Missing argument 'NAME'"),
         (["import", "m.arrow", "m", "--quality", "good"], "--quality"),
-        (["flush", "--timeout", "-1"], "expected seconds from 0; found -1"),
+        (["flush", "--timeout", "-1"], "expected at least 0 seconds; found -1"),
         (["wait"], "Missing argument"),
         (["wait", "m", "--timeout", "soon"], "--timeout"),
-        (["top", "--json"], "--json: expected --once beside it"),
-        (["top", "--interval", "0"], "expected seconds from 0.1; found 0"),
-        (["top", "--interval", "nan"], "expected seconds from 0.1; found nan"),
-        (["ls", "--address", "a:1", "--scheduler", "b:1"], "--address: a Ray's; expected none beside --scheduler"),
-        (["up", "--engine", "dask", "--address", "a:1"], "--address: a Ray's; expected none beside --scheduler or"),
-        (["up", "--engine", "ray", "--scheduler", "b:1"], "--scheduler: a Dask's; expected none beside --engine ray"),
+        (["top", "--json"], "--json: expected it only with --once"),
+        (["top", "--interval", "0"], "expected at least 0.1 seconds; found 0"),
+        (["top", "--interval", "nan"], "expected at least 0.1 seconds; found nan"),
+        (["ls", "--address", "a:1", "--scheduler", "b:1"], "--address: an address of Ray; expected it without"),
+        (["up", "--engine", "dask", "--address", "a:1"], "--address: an address of Ray; expected it without"),
+        (["up", "--engine", "ray", "--scheduler", "b:1"], "--scheduler: an address of Dask; expected it without"),
         (["up", "--engine", "spark"], "'spark' is not one of 'ray', 'dask'"),
-        (["up", "--engine", "dask"], "--engine: expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS beside dask;"),
-        (["up", "--scheduler", "b:1", "--port", "0"], "--port: expected none with Dask, which is not started here"),
+        (["up", "--engine", "dask"], "--engine: expected --scheduler HOST:PORT or DASK_SCHEDULER_ADDRESS with dask;"),
+        (
+            ["up", "--scheduler", "b:1", "--port", "0"],
+            "--port: expected it only with Ray; this command",
+        ),
         (["ls", "--scheduler", "nonsense"], "--scheduler: expected HOST:PORT; found 'nonsense'"),
-        (["ls", "--scheduler", "host:port"], "--scheduler: engine: expected the address of a scheduler of Dask; found"),
+        (["ls", "--scheduler", "host:port"], "--scheduler: engine: expected the address of a Dask scheduler; found"),
         (["--show-completion", "tcsh"], "expected one of bash, zsh, fish, powershell, pwsh; found 'tcsh'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -177,25 +180,25 @@ class TestPlace:
 
     def test_of_two_that_variables_name_none_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         name_clusters(RAY | DASK, monkeypatch)
-        with pytest.raises(typer.BadParameter, match="expected --address or --scheduler, as RAY_ADDRESS names a Ray"):
+        with pytest.raises(typer.BadParameter, match="expected --address or --scheduler, because both RAY_ADDRESS"):
             place_of(None, None)
 
     def test_without_ray_and_a_dask_that_is_named_both_ways_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         name_clusters({}, monkeypatch)
         monkeypatch.setitem(sys.modules, "tensorvine.actors.engine.ray.embedded", None)
         monkeypatch.delattr("tensorvine.actors.engine.ray.embedded", raising=False)
-        with pytest.raises(EngineUnavailableError, match=r"WHEEL\[ray\]'\), or name a Dask by --scheduler"):
+        with pytest.raises(EngineUnavailableError, match=r"WHEEL\[ray\]'\), or pass a Dask with --scheduler"):
             place_of(None, None)
 
 
 @pytest.mark.parametrize(
     ("configured", "scheme", "said"),
     [
-        ({}, "tls", "expected certificates for it in Dask's configuration (distributed.comm.tls); found none"),
+        ({}, "tls", "expected TLS certificates in Dask's configuration (distributed.comm.tls); found none"),
         (
             {"distributed.comm.require-encryption": True},
             "tcp",
-            "expected tls://HOST:PORT, as Dask's configuration asks",
+            "expected tls://HOST:PORT, because Dask's configuration requires",
         ),
     ],
 )

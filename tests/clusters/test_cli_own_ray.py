@@ -65,7 +65,7 @@ def test_a_repository_and_its_ray_outlive_the_command_that_started_them(folder: 
     assert (intruder.returncode, intruder.stdout) == (0, "refused\n"), intruder.stderr
     code, said = tensorvine("ls", "--address", address)
     assert code == 1
-    assert "asks for a token, and this process presents none" in said
+    assert "requires a token, and this process presents none" in said
     home = {"HOME": str(folder)}
     saved = run(sys.executable, "-c", SAVE)
     assert (saved.returncode, saved.stdout) == (0, "[]\n"), saved.stderr

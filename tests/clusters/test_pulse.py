@@ -18,7 +18,7 @@ from tensorvine.store.errors import (
 from tensorvine.store.shard import ShardStats
 
 Told = Mapping[int, ShardStats | TensorVineError]
-SILENT = OperationTimeoutError("default/shard-1: gathered: expected an answer within 2.0 s; none came")
+SILENT = OperationTimeoutError("default/shard-1: gathered: expected an answer within 2.0 s; the call timed out")
 
 
 def stats(shard: int, requests: int = 0, **more: int) -> ShardStats:
@@ -53,7 +53,7 @@ class Shards:
 
     def _check(self) -> None:
         if self.gone:
-            raise RepositoryNotFoundError("repository 'default': expected it to go on; it was stopped")
+            raise RepositoryNotFoundError("repository 'default': expected it to run; it was stopped")
 
 
 CTRL_C: Told = {}
@@ -118,13 +118,13 @@ class TestDrawn:
         busy = stats(0, 90, bytes_saved=700_000_000, bytes_sent=40_000)
         lines = self.text({0: busy, 1: waits}, {0: stats(0, 50, bytes_saved=10**8), 1: stats(1, 5)}, width)
         rows = [
-            "shard node models used of full req/s saved/s sent/s waiting behind",
+            "shard node models used capacity full req/s saved/s sent/s waiting unwritten",
             "0 10.0.0.1 1 64 B 1.0 kB 6% 20.0 300.0 MB 20.0 kB 0 0",
             "1 10.0.0.2 1,234 64 B 2.0 kB 3% 0.0 0 0 mem 2 3 (4.0 kB)",
             "all 1,235 128 B 3.0 kB 4% 20.0 300.0 MB 20.0 kB mem 2 3 (4.0 kB)",
         ]
         if width < 100:
-            for word in (" models", " of", " 1 64", " 1.0 kB", " 1,234", " 2.0 kB", " 1,235", " 3.0 kB"):
+            for word in (" models", " capacity", " 1 64", " 1.0 kB", " 1,234", " 2.0 kB", " 1,235", " 3.0 kB"):
                 rows = [row.replace(word, " 64" if word == " 1 64" else "") for row in rows]
         assert lines[0].startswith("repository default, 20")
         assert [lines[number].split() for number in (1, 3, 4, 6)] == list(map(cells, rows))

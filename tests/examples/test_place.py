@@ -106,7 +106,7 @@ class TestRepository:
     ) -> None:
         with pytest.raises(typer.Exit) as error, Place("x", named=repository.name).open(shards=2):
             pytest.fail("joined")
-        assert "runs already with 1 shards; found shards=2" in refused(capsys, error)
+        assert "is already running with 1 shards; found shards=2" in refused(capsys, error)
         assert repository.models() == []
 
     def test_a_name_that_is_none_is_one_line(self, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ class TestAddress:
             output, _ = process.communicate(timeout=example_runs.LIMIT_S)
         assert process.returncode == 1
         (line,) = output.splitlines()
-        assert f"nobody answers at {where}" in line
+        assert f"no server answers at {where}" in line
 
 
 class TestSigterm:

@@ -1,4 +1,4 @@
-"""The head of the cluster ends and starts again, with what it knows in a Redis: as docs/clusters.md says."""
+"""The head of the cluster ends and starts again, with what it knows in a Redis: as docs/howto/operating.md says."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_neither_meets_the_other(clusters: dict[int, Hosts]) -> None:
     start(one, redis=f"{REDIS}/0", path=str(one.folder / "path"))
     stranger = asked_with_wrong_token(two)
     save(one, 1)
-    with pytest.raises(FailedError, match=f"StorageError: Redis at .*no repository named '{NAME}' but this one"):
+    with pytest.raises(FailedError, match=f"StorageError: Redis at .*no other running repository named '{NAME}'"):
         start(two, redis=f"{REDIS}/0")
     with pytest.raises(FailedError, match=r"StorageError.*expected a path of its own; another repository"):
         start(two, path=str(one.folder / "path"))

@@ -112,9 +112,9 @@ def test_a_steady_load_settles_where_it_is_carried(held: float, rate: float, nod
     ("arguments", "message"),
     [
         ({"least": 0}, "least: expected at least 1 shard; found 0"),
-        ({"least": 3, "most": 2}, "most: expected at least least=3; found 2"),
-        ({"full": 0.0}, "full: expected above 0"),
-        ({"full": 1.5}, "full: expected above 0 and at most 1; found 1.5"),
+        ({"least": 3, "most": 2}, "most: expected at least 3, the value of least; found 2"),
+        ({"full": 0.0}, "full: expected a share above 0"),
+        ({"full": 1.5}, "full: expected a share above 0 and at most 1; found 1.5"),
         ({"full": math.nan}, "full"),
         ({"requests_per_s": 0}, "requests_per_s"),
         ({"join_after_s": -1}, "join_after_s"),

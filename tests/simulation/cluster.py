@@ -327,7 +327,9 @@ class SimulatedEngine:
         except TimeoutError as exc:
             if future.done() and future.exception() is exc:
                 raise
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+            raise OperationTimeoutError(
+                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
+            ) from exc
 
     async def awaitable(self, future: Future, timeout: float, who: str) -> Any:
         waited = asyncio.wrap_future(future)
@@ -336,7 +338,9 @@ class SimulatedEngine:
         except TimeoutError as exc:
             if isinstance(exc, TensorVineError):
                 raise
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+            raise OperationTimeoutError(
+                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
+            ) from exc
 
     def keep(self, name: str, value: bytes | None) -> None:
         w = world()
@@ -403,9 +407,9 @@ class SimulatedTcpClient:
         end = w.now + timeout
         while not future.done():
             if server[0].dead:
-                raise ShardUnavailableError(f"{what}: wire: expected all of an answer; it broke")
+                raise ShardUnavailableError(f"{what}: wire: expected a whole answer; it broke")
             if w.now >= end:
-                raise OperationTimeoutError(f"{what}: wire: expected all within its timeout")
+                raise OperationTimeoutError(f"{what}: wire: expected the whole answer within its timeout")
             try:
                 future.result(min(0.05, end - w.now))
             except TimeoutError as exc:

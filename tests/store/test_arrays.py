@@ -221,7 +221,7 @@ def test_what_says_more_than_its_numbers_is_refused_by_name(value: object, lost:
 @pytest.mark.parametrize("kind", ["Series", "DataFrame", "Index"])
 def test_labels_are_not_lost(kind: str) -> None:
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(TensorMismatchError, match=f"found {kind}, of which what pandas has"):
+    with pytest.raises(TensorMismatchError, match=f"found {kind}, of which the labels, missing values or units"):
         as_numpy(getattr(pandas, kind)([1.0, 2.0]), "x")
 
 
@@ -290,7 +290,7 @@ class TestMemoryOf:
             ([0.0, 0.0], "found list"),
             (1.5, "found float"),
             (None, "found NoneType"),
-            (b"ab", "bytes that is read-only"),
+            (b"ab", "found a read-only bytes"),
             (read_only(np.zeros(2)), "read-only"),
             (np.broadcast_to(np.zeros(1), (3,)), "read-only"),
             (as_strided(np.zeros(1), (3,), (0,)), r"share memory: strides \(0,\)"),

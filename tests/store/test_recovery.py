@@ -274,7 +274,7 @@ class TestRecovery:
             bytes_total=1,
         )
         state = ShardState(0, lambda name: 1)
-        with pytest.raises(ModelLostError, match=r"shard 0: expected files of the segments that a@1 names"):
+        with pytest.raises(ModelLostError, match=r"shard 0: expected files of all segments of a@1; found no files of"):
             relearn(state, Manifest(header, (GRAPH, None), {"t": entry}, {}), {})
         assert not state._segments
 

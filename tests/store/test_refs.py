@@ -96,7 +96,9 @@ class TestReferences:
 
     @pytest.mark.parametrize("version", [0, -1, True, 1.0, "1", None])
     def test_a_version_is_an_integer_from_1(self, version: object) -> None:
-        with pytest.raises(InvalidNameError, match=f"expected an integer from 1; found {re.escape(repr(version))}"):
+        with pytest.raises(
+            InvalidNameError, match=f"expected an integer of at least 1; found {re.escape(repr(version))}"
+        ):
             ModelRef("m", version)  # type: ignore[arg-type]
 
     def test_an_answer_about_a_version_stands_for_it(self) -> None:

@@ -191,7 +191,7 @@ class TestHistories:
     def test_a_commit_with_a_malformed_graph_changes_nothing(self) -> None:
         state = self.state()
         draft = replace(self.draft("m", []), architecture=("no graph", None))
-        with pytest.raises(GraphError, match="expected what"):
+        with pytest.raises(GraphError, match="expected a text from"):
             state.begin_commit(draft)
         assert self.save(state, "m", []) == ModelRef("m", 1)
 

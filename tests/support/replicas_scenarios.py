@@ -157,7 +157,7 @@ def start_is_checked(cluster: Cluster) -> None:
             Repository.start("checked", **options)
     with repository("checked"):
         Repository.start("checked").close()
-        with pytest.raises(ValueError, match="runs already with replicas=2; found replicas=3"):
+        with pytest.raises(ValueError, match="is already running with replicas=2; found replicas=3"):
             Repository.start("checked", replicas=3)
 
 
@@ -246,11 +246,11 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
     del cluster
     with repository("scaled") as repo:
         refs = [repo.save(f"scaled/{i}", {**BIG, "a": BIG["a"] + i}).ref for i in range(6)]
-        with pytest.raises(OptionError, match="expected at least one per replica, 2; found 1"):
+        with pytest.raises(OptionError, match="expected at least 2, one per replica; found 1"):
             repo.scale(shards=1)
         code, out, err = on(repo, "scale", "1")
         assert (code, out) == (1, "")
-        assert err == "tensorvine: scale: shards: expected at least one per replica, 2; found 1\n"
+        assert err == "tensorvine: scale: shards: expected at least 2, one per replica; found 1\n"
         for count in (2, 3):
             repo.scale(shards=count)
             for shard in list(repo._session.shards):

@@ -164,7 +164,7 @@ class ShardMachine(RuleBasedStateMachine):
                 self.states[shard].adopt(holder, segment, block, sizes)
             return
         self.states[shard].adopt(holder, segment, block, sizes)
-        with pytest.raises(CorruptDataError, match="taken"):
+        with pytest.raises(CorruptDataError, match="in use"):
             self.states[shard].adopt(holder, segment, b"", [])
         self.handles[shard][id(block)] = block
         self.content |= content

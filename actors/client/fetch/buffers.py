@@ -48,8 +48,8 @@ def filled(arrays: Mapping[str, Array], into: Mapping[str, object], model: str) 
         targets[name] = target
     if shared := _in_common(targets, arrays):
         raise TensorMismatchError(
-            f"load of {model}: into=: expected a buffer of its own for each tensor; found memory in common of "
-            f"{shared[0]!r} and {shared[1]!r}"
+            f"load of {model}: into=: expected separate memory for each tensor; the buffers of {shared[0]!r} and "
+            f"{shared[1]!r} overlap"
         )
     for name, array in arrays.items():
         np.copyto(targets[name], array)

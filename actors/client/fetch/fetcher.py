@@ -136,7 +136,7 @@ class Fetcher:
                 if not names:
                     raise
                 log.warning(
-                    "%s: transport %r to shard %d failed, %s comes next: %s", wish.what, name, shard, names, str(exc)
+                    "%s: transport %r to shard %d failed, trying %s next: %s", wish.what, name, shard, names, str(exc)
                 )
                 continue
             with self._lock:
@@ -153,7 +153,7 @@ class Fetcher:
         names = [transport.name for transport in transports if transport.brings(shard, wish.deadline)]
         if not names:
             raise ShardUnavailableError(
-                f"{wish.what}: expected a transport to shard {shard}, {wish.transport!r}; from here there is none"
+                f"{wish.what}: expected transport {wish.transport!r} to reach shard {shard}; this process cannot use it"
             )
         return names
 

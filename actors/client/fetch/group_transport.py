@@ -133,7 +133,7 @@ class _PairReader:
             except TROUBLE as exc:
                 self._leave()
                 deadline.left_for(what)
-                log.info("%s: by %s it went wrong, and is asked for again: %s", what, answer.pair, exc)
+                log.info("%s: receiving by %s failed, asking again: %s", what, answer.pair, exc)
                 reason = str(exc)
                 continue
             except BaseException:
@@ -191,7 +191,7 @@ class _PairReader:
         if group is not None and group.name == pair:
             return group
         if pair == held or self._closed:
-            raise PeerLostError(f"{what}: expected to be in {pair}; it was left just now")
+            raise PeerLostError(f"{what}: expected to be in group {pair}; this process has just left it")
         self._leave()
         made = connect_pair(pair, 1, self._backend, min(deadline.left_for(what), CONNECT_S), self)
         with self._lock:
@@ -210,5 +210,5 @@ class _PairReader:
 def _with_digests(found: Mapping[SegmentId, Received], known: Digests, what: str) -> dict[SegmentId, Received]:
     lost = sorted(found.keys() - known.keys())
     if lost:
-        raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")
+        raise ModelLostError(f"{what}: expected content hashes of segments {lost}; the segments were released")
     return {s: replace(part, digests={slot: known[s][slot] for slot in part.offsets}) for s, part in found.items()}

@@ -191,7 +191,7 @@ class SocketTransport:
     def _address(self, shard: int, deadline: Deadline, what: str) -> Address:
         tcp_address = self._session.connection(shard, deadline).hello.tcp_address
         if tcp_address is None:
-            raise ShardUnavailableError(f"{what}: expected shard {shard} to have a TCP server; it has none")
+            raise ShardUnavailableError(f"{what}: expected a TCP server in shard {shard}; found none")
         return tcp_address
 
     def _client(self, shard: int, address: Address) -> TcpClient:
@@ -271,7 +271,7 @@ class ObjectStoreTransport:
             hashes = self._session.call(shard, ShardCalls.digests(list(blocks)), left)
         lost = sorted(blocks - hashes.keys())
         if lost:
-            raise ModelLostError(f"{what}: expected content hashes of segments {lost}; they were let go")
+            raise ModelLostError(f"{what}: expected content hashes of segments {lost}; the segments were released")
         return hashes
 
     def _copied(self, seen: Received, block: Block, helper: Executor) -> Received:
@@ -297,6 +297,6 @@ def _received(
     offsets = {slot: at for slot in slots if isinstance(at := block.offsets[slot], int)}
     if len(offsets) < len(set(slots)):
         gone = sorted(set(slots) - offsets.keys())
-        raise ModelLostError(f"expected slots {list(slots)} of a block; {gone} are not there any more")
+        raise ModelLostError(f"expected slots {list(slots)} of a block; {gone} no longer exist")
     digests = {slot: hashes[slot] for slot in slots} if hashes is not None else None
     return Received(offsets, array, digests)

@@ -82,12 +82,15 @@ class Inheritance:
             except (CorruptDataError, StorageError) as exc:
                 parent_ref = parent.ref if parent is not None else None
                 log.warning(
-                    "save of %r: all tensors are written, none is shared: %s: %s", request.name, parent_ref, exc
+                    "save of %r: cannot compare with %s, so all tensors are written and none is shared: %s",
+                    request.name,
+                    parent_ref,
+                    exc,
                 )
         elif request.inherit:
             if parent is None:
                 raise ModelNotFoundError(
-                    f"save of {request.name!r}: expected a parent to inherit from; it has none and no parent= was given"
+                    f"save of {request.name!r}: expected a parent to inherit from; found no version and no parent="
                 )
             old = self._catalog.graph(parent.ref, parent.graph_key)
             inherited = inherit_layers(request, graph, old, parent.ref, table)
@@ -95,11 +98,13 @@ class Inheritance:
         for name in graph.tensors:
             if name not in written and name not in inherited:
                 raise TensorNotFoundError(
-                    f"save of {request.name!r}: expected tensor {name!r}, which its graph names; "
-                    f"found neither it among the {len(request.arrays)} given nor inherited"
+                    f"save of {request.name!r}: expected tensor {name!r} of its graph; it is neither "
+                    f"among the {len(request.arrays)} given tensors nor inherited"
                 )
         if not written and not inherited:
-            raise TensorMismatchError(f"save of {request.name!r}: expected a tensor, own or inherited; found none")
+            raise TensorMismatchError(
+                f"save of {request.name!r}: expected at least one tensor, own or inherited; found none"
+            )
         return Plan(graph, in_order(written, graph), inherited)
 
     def _same_graph(self, request: SaveRequest, parent: Header | None) -> ModelGraph:

@@ -50,6 +50,6 @@ class Offer:
         arrays = self._arrays.get(segment, ())
         if any(slot >= len(arrays) for slot in slots):
             raise ModelLostError(
-                f"{self._what}: expected slots {list(slots)} of segment {segment} to be offered; found {len(arrays)}"
+                f"{self._what}: expected slots {list(slots)} of segment {segment}; found {len(arrays)} slots"
             )
         return Gathered({slot: as_bytes(arrays[slot]) for slot in slots})

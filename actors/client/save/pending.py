@@ -26,12 +26,15 @@ it ran out."""
 
 
 class PendingSave:
-    """A save that was begun by `Repository.save_async`: `staged`, then `committed`.
+    """A save that `Repository.save_async` started.
+
+    `staged` waits until the caller may change its tensors, `committed` waits until the version exists. If the client or
+    the shard dies before the commit, nothing of the save remains.
 
     Args:
-        name: the model's.
-        deadline: the save's own.
-        abort: has the shards drop what they granted for the save, without waiting.
+        name: Name of the model.
+        deadline: Deadline of the save.
+        abort: Asks the shards to release the memory of the save, without waiting.
     """
 
     def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
@@ -57,33 +60,49 @@ class PendingSave:
         return f"PendingSave({self._name!r}, {self._saved.ref if self._saved is not None else repr(self._error)})"
 
     def staged(self, timeout: float | None = None) -> None:
-        """Wait until the caller may change its tensors.
+        """Wait until the caller may change its tensors. The version does not exist yet.
+
+        A timeout or another exception ends only the wait. The save continues.
 
         Args:
-            timeout: seconds; None: as long as the save's own timeout lets it run.
+            timeout: Seconds to wait. None means until the save's own timeout.
 
         Raises:
-            OperationTimeoutError: not staged in time.
-            ClosedError: this is a forked child of the process that saves.
-            TensorVineError: the save failed before it was staged.
+            OperationTimeoutError: if the tensors are not staged in time.
+            ClosedError: if this is a forked child of the process that saves.
+            TensorVineError: the error of the save, if it failed before it was staged.
         """
         self._wait(self._staged, timeout, "staged")
         if self._error is not None and not self._is_staged:
             raise self._error
 
     def committed(self, timeout: float | None = None) -> Saved:
-        """Wait until the version exists; errors as in `staged`."""
+        """Wait until the version exists. All clients see it from then on.
+
+        A timeout or another exception ends only the wait. The save continues.
+
+        Args:
+            timeout: Seconds to wait. None means until the save's own timeout.
+
+        Returns:
+            The new version, and the bytes that it wrote and inherited.
+
+        Raises:
+            OperationTimeoutError: if the version is not committed in time.
+            ClosedError: if this is a forked child of the process that saves.
+            TensorVineError: the error of the save, if it failed.
+        """
         self._wait(self._ended, timeout, "committed")
         if self._saved is None:
             raise self._error or OperationTimeoutError(f"save of {self._name!r}: ended without a result")
         return self._saved
 
     def done(self) -> bool:
-        """Tell whether it ended, well or not."""
+        """Return whether the save has ended, with or without success."""
         return self._ended.is_set()
 
     def give_up(self) -> None:
-        """Have the save commit nothing from now on; wait for it if it is being committed."""
+        """Cancel the save. If it is already being committed, wait for its end instead."""
         with self._lock:
             self._given_up = True
             commits = self._commits
@@ -95,7 +114,7 @@ class PendingSave:
     # ---- for the thread that carries the save out -----------------------------------------------------
 
     def run(self, work: Callable[[], Saved]) -> None:
-        """Carry the save out in this thread; the caller that waits gets its result or its error."""
+        """Run the save in this thread, and keep its result or error for `staged` and `committed`."""
         self._begun = True
         try:
             self._saved = work()
@@ -107,21 +126,27 @@ class PendingSave:
             self._ended.set()
 
     def mark_staged(self) -> None:
-        """Note that the caller may change its tensors."""
+        """Record that the caller may change its tensors."""
         self._is_staged = True
         self._staged.set()
 
     def check(self) -> None:
-        """Go on with the save.
+        """Check that the save was not canceled.
 
         Raises:
-            OperationTimeoutError: it was given up.
+            OperationTimeoutError: if it was canceled.
         """
         if self._given_up:
-            raise OperationTimeoutError(f"save of {self._name!r}: given up, as the call that asked for it has ended")
+            raise OperationTimeoutError(
+                f"save of {self._name!r}: canceled, because the call that requested it has ended"
+            )
 
     def commit(self) -> None:
-        """Go on to the commit; from here on nobody can give the save up. Errors as in `check`."""
+        """Record that the commit begins. The save cannot be canceled from then on.
+
+        Raises:
+            OperationTimeoutError: if it was canceled.
+        """
         with self._lock:
             self.check()
             self._commits = True
@@ -131,10 +156,12 @@ class PendingSave:
         if mark.wait((self._deadline if timeout is None else Deadline.after(timeout)).left()):
             return
         if timeout is not None:
-            raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within {timeout} s; it is not yet")
+            raise OperationTimeoutError(
+                f"save of {self._name!r}: expected it to be {what} within {timeout} s; it is not"
+            )
         if not (self._begun and mark.wait(LATE_S)):
-            found = "it is still under way" if self._begun else "saves that were asked for before it are under way"
-            raise OperationTimeoutError(f"save of {self._name!r}: expected {what} within its timeout; {found}")
+            found = "it is still running" if self._begun else "earlier saves are still running"
+            raise OperationTimeoutError(f"save of {self._name!r}: expected it to be {what} within its timeout; {found}")
 
 
 class _Mark:

@@ -69,7 +69,7 @@ class Place:
                 return
             connection.unreached = True
             log.warning(
-                "shard %d cannot fetch what is saved from this process, messages carry it: %s", self.shard, reason
+                "shard %d cannot fetch tensors from this process, they are sent in messages: %s", self.shard, reason
             )
         for piece, bytes_of in zip(pieces, arrays, strict=True):
             left, data = deadline.left_for(what), as_bytes(bytes_of).tobytes()
@@ -82,8 +82,8 @@ class Place:
         )
         if not inside or array.itemsize != self.itemsize:
             raise TensorMismatchError(
-                f"save {self.save}: expected a slice of {self.shape} with {self.itemsize} bytes an element; found one "
-                f"of {array.shape} at {tuple(start)} with {array.itemsize}"
+                f"save {self.save}: expected a slice of {self.shape} with {self.itemsize} bytes per element; found "
+                f"{array.shape} at {tuple(start)} with {array.itemsize} bytes per element"
             )
 
     def _piece(self, start: Sequence[int], array: np.ndarray) -> Piece:
@@ -97,7 +97,7 @@ class Place:
         try:
             offer = Offer(what, {(0, 0): arrays}, session.engine.address())
         except OSError as exc:
-            return f"nothing can listen here: {exc}"
+            return f"this process cannot listen: {exc}"
         with closing(offer):
             left = deadline.left_for(what)
             return session.call(

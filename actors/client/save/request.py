@@ -41,13 +41,14 @@ Bring = Callable[[Mapping[str, Place], Deadline], None]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a save did."""
+    """The result of a save."""
 
     ref: ModelRef
+    """The new version."""
     bytes_written: int
     """Bytes of the tensors that this version wrote."""
     bytes_inherited: int
-    """Bytes of the tensors that it shares with ancestors."""
+    """Bytes of the tensors that it shares with its ancestors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +135,7 @@ def requested(
     if not (inherit is None or inherit == "auto" or isinstance(inherit, Mapping)):
         raise GraphError(f"{where}: inherit: expected 'auto', a mapping of layers or None; found {inherit!r}")
     if isinstance(inherit, Mapping) and graph is None and inherit:
-        raise GraphError(f"{where}: inherit: expected graph= beside a mapping of layers; found none")
+        raise GraphError(f"{where}: inherit: expected graph= with a mapping of layers; found none")
     if durability not in ("memory", "disk"):
         raise OptionError(f"{where}: durability: expected 'memory' or 'disk'; found {durability!r}")
     return SaveRequest(
@@ -169,7 +170,7 @@ def _arrays_of(tensors: Mapping[str, object], where: str) -> dict[str, np.ndarra
             raise TensorMismatchError(f"{where}: tensors: expected non-empty Unicode strings as names; found {name!r}")
         if len(name) > NAME_MOST:
             raise TensorMismatchError(
-                f"{where}: tensors: expected names of at most {NAME_MOST} characters; found one of {len(name)}, "
+                f"{where}: tensors: expected names of at most {NAME_MOST} characters; found {len(name)}, "
                 f"{name[:40]!r}..."
             )
         arrays[name] = as_numpy(value, f"{where}: tensor {name!r}")
@@ -275,8 +276,8 @@ def inherit_layers(
         for name, theirs_name in zip(layer.tensors, source.tensors, strict=True):
             if rows.setdefault(name, table[theirs_name]) != table[theirs_name]:
                 raise GraphError(
-                    f"{where}: tensor {name!r}, which several layers have: expected one tensor of {parent} for it; "
-                    f"found another as {theirs_name!r}, by layer {mine!r}"
+                    f"{where}: tensor {name!r} of several layers: expected the same tensor of {parent} for all; "
+                    f"found another, {theirs_name!r}, for layer {mine!r}"
                 )
             given = request.arrays.get(name)
             if given is not None and (given.shape, dtype_name(given.dtype)) != (

@@ -120,7 +120,9 @@ class ReservedMemory:
         try:
             offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
             if not offsets:
-                log.info("no room to reserve memory for the next save of %r: this process stages it", request.name)
+                log.info(
+                    "no room to reserve memory for the next save of %r; it is staged in this process", request.name
+                )
                 return
             for offset, length in zip(offsets, lengths, strict=True):
                 connection.view.part(Part(offset, length))
@@ -140,13 +142,13 @@ class ReservedMemory:
             if not self._session.call(reserved.shard, ShardCalls.is_short()):
                 return
         except TensorVineError as exc:  # it went with its shard, or another renewal will tell
-            log.info("shard %d does not say whether it is short of memory: %s", reserved.shard, exc)
+            log.info("shard %d: cannot ask whether it is short of memory: %s", reserved.shard, exc)
             return
         with self._lock:
             if self._waiting is not reserved:
                 return
             self._waiting = None
-        log.info("memory that waited for the next save is given back: others need it in shard %d", reserved.shard)
+        log.info("memory reserved for the next save is released: shard %d is short of memory", reserved.shard)
         self._give_back(reserved)
 
     def _give_back(self, reserved: _Reserved) -> None:

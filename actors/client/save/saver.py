@@ -246,7 +246,7 @@ class Saver:
         try:
             return announced.begun.result(deadline.left())
         except TensorVineError as exc:
-            log.info("%s was announced for nothing, it begins now: %s", announced.save, exc)
+            log.info("the announcement of %s failed, the save begins now: %s", announced.save, exc)
             return None
 
     def _begun(self, request: SaveRequest, home: int, deadline: Deadline, save: Save, lengths: list[int]) -> Begun:
@@ -384,7 +384,7 @@ class Saver:
                 self._session.call(shard, ShardCalls.abort(save))
             self._session.pins.unpin(leases)
         except TensorVineError as exc:
-            log.warning("save %s: committed, but what it held could not be released yet: %s", save, exc)
+            log.warning("save %s: committed, but its memory and pins could not be released yet: %s", save, exc)
             self._session.pins.abort(save, shards)
             self._session.pins.unpin_behind(leases)
 

@@ -139,7 +139,7 @@ class Saves:
             if thread is not None and thread.is_alive():  # one that an interrupt kept from starting is not
                 thread.join(deadline.left())
                 if thread.is_alive():
-                    log.error("%s should have ended and goes on; what it is about will be given up", thread.name)
+                    log.error("%s did not end in time; its work is abandoned", thread.name)
 
     def _run(self) -> None:
         """Have a thread carry saves out. Call it with the lock held."""
@@ -165,7 +165,7 @@ class Saves:
         try:
             self.saver.greet()
         except TensorVineError as exc:  # a save will say so, if it is so still
-            log.info("no memory is mapped ahead of a first save: %s", exc)
+            log.info("cannot map memory ahead of a first save: %s", exc)
             return
         with self._lock:
             if not self._opened.closed:
@@ -219,10 +219,10 @@ class Saves:
         try:
             return self.saver.map_ahead()
         except TensorVineError as exc:  # the save itself will say so, if it is so still
-            log.info("no memory is mapped ahead of the next save: %s", exc)
+            log.info("cannot map memory ahead of the next save: %s", exc)
             return False
         except Exception:
-            log.exception("no memory is mapped ahead of the next save, which costs it time and no more")
+            log.exception("cannot map memory ahead of the next save, which takes longer")
             return None
 
     def _reserve(self, request: SaveRequest) -> None:

@@ -66,7 +66,9 @@ class Staging:
         if length > self._most:
             if not self._told:
                 self._told = True
-                log.warning("%s: %d bytes are too many to copy: they are staged in the shard", what, length)
+                log.warning(
+                    "%s: %d bytes are too many to copy in this process; they are staged in the shard", what, length
+                )
             return None
         with self._lock:
             if self._lent() is not None:

@@ -237,7 +237,7 @@ class Upload:
             part = Part(granted.pop(0), block.length)
             if (found := [array.nbytes for array in arrays]) != block.sizes:
                 raise TensorMismatchError(
-                    f"{self._what}: expected tensors of {block.sizes} bytes, for which memory is granted; found {found}"
+                    f"{self._what}: expected tensors of {block.sizes} bytes, as memory was granted; found {found}"
                 )
             copy_into(view.part(part, self._helper), arrays, self._helper)
             self.blocks.append((block.id, part, block.sizes))
@@ -253,7 +253,7 @@ class Upload:
         try:
             offer = Offer(self._what, arrays, self._session.engine.address())
         except OSError as exc:
-            reason: str | None = f"nothing can listen here: {exc}"
+            reason: str | None = f"this process cannot listen: {exc}"
         else:
             with closing(offer):
                 originals = {block.id: self._original(block, arrays[block.id]) for block in blocks}
@@ -263,7 +263,7 @@ class Upload:
         if reason is not None:
             connection.unreached = True
             log.warning(
-                "shard %d cannot fetch what is saved from this process, the engine's object store carries it: %s",
+                "shard %d cannot fetch tensors from this process, the engine's object store is used: %s",
                 self.shard,
                 reason,
             )

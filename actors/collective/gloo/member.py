@@ -297,7 +297,7 @@ class GlooGroup(Member[Array]):
 
     def _running(self) -> Library:
         if self._library is None:
-            raise RuntimeError("it is closed")
+            raise RuntimeError("the group is closed")
         return self._library
 
     def _end_all(self, reason: TensorVineError) -> None:

@@ -83,8 +83,8 @@ class Values:
             if key in self._values:
                 return self._values[key]
             if standing.reason is not None or standing.lacks(self._others):
-                raise ConnectionError(f"expected {key!r} of a member; one was lost")
-        raise TimedOutError(f"expected {key!r} of a member in time; found none")
+                raise ConnectionError(f"expected {key!r} from a member; a member was lost")
+        raise TimedOutError(f"expected {key!r} from a member in time; found none")
 
     def _put(self, key: str, value: bytes) -> None:
         with self._standing.changed:

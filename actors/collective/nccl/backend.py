@@ -42,7 +42,7 @@ class NcclBackend(Backend[Offer, NcclGroup]):
         for rank, endpoint in enumerate(endpoints):
             device = str(endpoint["device"])
             if device in first:
-                found = f"ranks {first[device]} and {rank} on one ({device})"
+                found = f"ranks {first[device]} and {rank} on the same one ({device})"
                 raise ValueError(f"{seat.label}: expected a GPU for each rank; found {found}")
             first[device] = rank
 

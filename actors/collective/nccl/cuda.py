@@ -49,7 +49,7 @@ class Cuda:
         cupy: Any = import_module("cupy")
         nccl: Any = import_module("cupy.cuda.nccl")
         if not nccl.available:
-            raise ImportError("nccl: expected NCCL beside CuPy; found none")
+            raise ImportError("nccl: expected CuPy with NCCL; found CuPy without NCCL")
         self._cupy = cupy
         self._nccl = nccl
         self._device = cupy.cuda.Device()
@@ -213,7 +213,7 @@ def _device_array(array: Any, where: str, *, writes: bool, cupy: ModuleType) -> 
         if "GPU" not in str(getattr(value, "device", "")):
             return None
         if writes:
-            raise TensorMismatchError(f"{where}: expected an array that can be written to; found TensorFlow's")
+            raise TensorMismatchError(f"{where}: expected a writable array; found a TensorFlow tensor")
         tensor = value.read_value() if hasattr(value, "read_value") else value
         return replace(_of_interface(cupy.from_dlpack(tensor), where, writes=False), stream=None)
     return _of_interface(array, where, writes=writes) if hasattr(array, "__cuda_array_interface__") else None
@@ -233,7 +233,7 @@ def _of_interface(array: Any, where: str, *, writes: bool) -> _DeviceArray:
     dtype = np.dtype(array.dtype)
     pointer, read_only = told["data"]
     if writes and read_only:
-        raise TensorMismatchError(f"{where}: expected an array that can be written to; found one that is read-only")
+        raise TensorMismatchError(f"{where}: expected a writable array; found a read-only one")
     expected = dtype.itemsize
     for length, stride in reversed(list(zip(told["shape"], told.get("strides") or (), strict=False))):
         if length != 1 and stride != expected:

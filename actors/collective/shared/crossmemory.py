@@ -131,7 +131,9 @@ class Memory:
                 raise kind(f"process {self._process}: {os.strerror(code)}")
             done += got
         if seal.raw != self._seal:
-            reason = "it allows it no more" if seal.raw == _BROKEN else "it is another process now"
+            reason = (
+                "it no longer allows it" if seal.raw == _BROKEN else "the process id now belongs to another process"
+            )
             raise UnreadableError(f"process {self._process}: {reason}")
 
 

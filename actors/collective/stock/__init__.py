@@ -1,7 +1,4 @@
-"""Groups as back ends of `ray.util.collective`: Ray's adapter, and what its calls ask for besides.
-
-From outside: `register`. Stands on `connect` and the `Group` that it gives.
-"""
+"""Collective groups as back ends of `ray.util.collective`. `register` adds them to a process."""
 
 from .groups import AutoGroup, GlooGroup, NcclGroup, SharedGroup, register
 

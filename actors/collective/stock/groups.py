@@ -44,19 +44,25 @@ _OPS: dict[types.ReduceOp, Op] = {
 
 
 def register(*, read_only: Literal["refuse", "replace"] | None = None) -> None:
-    """Make our groups known to `ray.util.collective` in this process; again, it does nothing but take the option.
+    """Add the back ends of this package to `ray.util.collective` in this process.
 
-    The back ends' names there are "TENSORVINE" (shared memory on one machine, otherwise Gloo), "TENSORVINE_SHARED",
-    "TENSORVINE_GLOO" and "TENSORVINE_NCCL".
+    They are named "TENSORVINE" (shared memory on one machine, otherwise Gloo), "TENSORVINE_SHARED", "TENSORVINE_GLOO"
+    and "TENSORVINE_NCCL". Call this function in each actor of a group, and in a driver that calls
+    `create_collective_group`. Later calls only change the option.
+
+    Calls raise `CollectiveError`, and additionally `ValueError` for a wrong argument, `TensorMismatchError` for a
+    tensor that does not fit, `PeerLostError` for a member that died or left, and `OperationTimeoutError` for a member
+    that does not answer within 30 s.
 
     Args:
-        read_only: what becomes of read-only arrays that a call is to write to, such as arguments of an actor's
-            methods. "refuse": the call raises. "replace": the array object is given memory of its own, with a copy of
-            what it held, and the result is written there; where that would lose the result, the call raises all the
-            same. None: as before, at first "refuse". It holds for all groups of this process.
+        read_only: How calls treat a read-only array to which they write, such as an argument of an actor's method,
+            whose memory other processes share. `"refuse"` raises `TensorMismatchError`. `"replace"` gives the array
+            object its own memory with a copy of its values, and writes there. It still raises if another array uses the
+            same memory, or if the array was made read-only in another way. None keeps the setting, initially
+            `"refuse"`. The setting applies to all groups of this process.
 
     Raises:
-        ValueError: another back end has one of these names, or there is no such option.
+        ValueError: if another back end has one of these names, or the option is invalid.
 
     >>> from ray.util import collective  # doctest: +SKIP
     >>> register()  # doctest: +SKIP
@@ -71,7 +77,7 @@ def register(*, read_only: Literal["refuse", "replace"] | None = None) -> None:
             backend_registry.register_collective_backend(kind.backend(), kind)
         elif registry.get(kind.backend()) is not kind:
             found = registry.get(kind.backend())
-            raise ValueError(f"ray.util.collective: expected no back end {kind.backend()} but ours; found {found}")
+            raise ValueError(f"ray.util.collective: expected the name {kind.backend()} to be free; found {found}")
     if read_only is not None:
         StockGroup.replaces = read_only == "replace"
 
@@ -225,11 +231,9 @@ class StockGroup(BaseGroup):
         if is_read_only(tensor):
             where = f"{self._label}: {what}"
             if not self.replaces:
-                expected = f"{where}: expected an array that can be written to"
+                expected = f"{where}: expected a writable array"
                 ways = "copy it, or register(read_only='replace')"
-                raise TensorMismatchError(
-                    f"{expected}; found one that is read-only, as an actor's arguments are: {ways}"
-                )
+                raise TensorMismatchError(f"{expected}; found a read-only one, such as an actor's argument: {ways}")
             replace_memory(cast(Array, tensor), where)
         self._group.check(tensor, what, writes=True)
         return tensor

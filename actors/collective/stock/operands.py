@@ -50,7 +50,7 @@ def check_apart(tensors: Mapping[str, object], where: str) -> None:
     spans = sorted((*_span(tensor), what) for what, tensor in tensors.items())
     for (_, end, what), (start, _, other) in pairwise(spans):
         if start < end:
-            raise TensorMismatchError(f"{where}: expected memory of its own for each; found {what} in that of {other}")
+            raise TensorMismatchError(f"{where}: expected separate memory for each; {what} and {other} overlap")
 
 
 def copy(tensor: Any) -> object:

@@ -37,12 +37,12 @@ def replace_memory(array: Array, where: str) -> None:
     """
     flat(array, where)
     base = cast(object, array.base)
-    expected = f"{where}: expected an array that can be written to, or is read-only as it was deserialised"
+    expected = f"{where}: expected a writable array, or an array that deserialisation made read-only"
     if type(array) is not np.ndarray or not _is_of_buffer(base):
-        raise TensorMismatchError(f"{expected}; found one that was made read-only otherwise: copy it")
+        raise TensorMismatchError(f"{expected}; found an array made read-only in another way: copy it")
     del base
     if _looking(array) > _looking(np.frombuffer(b"\0", np.uint8).reshape(1)):
-        raise TensorMismatchError(f"{expected}; found another array that looks at the same bytes: copy it")
+        raise TensorMismatchError(f"{expected}; found another array that uses the same memory: copy it")
     # A buffer of the array, such as a memoryview, keeps the array alone; so the array keeps the bytes.
     weakref.finalize(array, _nothing, array.base).atexit = False
     copied = cast(Any, array.__reduce__()[2])

@@ -53,11 +53,11 @@ class AgentLink:
         coming = asyncio.wrap_future(answer)
         await asyncio.wait([coming], timeout=AGENT_S)
         if not coming.done():
-            raise ShardUnavailableError(f"{method}: expected an answer of this machine's agent; none came")
+            raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; the call timed out")
         try:
             return coming.result()
         except LostError as exc:
-            raise ShardUnavailableError(f"{method}: expected an answer of this machine's agent; {exc}") from exc
+            raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; {exc}") from exc
 
     async def close(self) -> None:
         """End the connection."""

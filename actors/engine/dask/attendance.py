@@ -166,7 +166,7 @@ class Attendance:
                 self._close(writer)
                 await reader.read(1)
         except (CorruptDataError, TimeoutError, ValueError) as exc:
-            self._refusals.note(str(exc) or "expected an answer in time; none came")
+            self._refusals.note(str(exc) or "expected a first line in time; the wait timed out")
         except OSError as exc:
             log.info("the connection of an attached process ended: %s", exc)
         finally:

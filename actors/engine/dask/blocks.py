@@ -84,7 +84,7 @@ class Blocks:
         """
         block = self._blocks.get(key)
         if block is None:
-            raise ModelLostError(f"block {key}: expected it in the memory of its owner; it was let go of there")
+            raise ModelLostError(f"block {key}: expected it in the memory of its owner; it was released there")
         return block.array
 
 

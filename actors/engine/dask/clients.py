@@ -59,7 +59,7 @@ def joined(where: Client | str | None = None) -> DaskEngine:
         client = _client(where)
         if client is None:
             raise RepositoryNotFoundError(
-                "expected a Dask: a client that is current, or a scheduler's address in Dask's configuration "
+                "expected a current Dask client, or a scheduler's address in Dask's configuration "
                 "(DASK_SCHEDULER_ADDRESS); found none"
             )
         return _engine(client)
@@ -110,7 +110,7 @@ def engine_of(client: Client, end_client: Callable[[], object] | None = None) ->
     used = cast(Any, client)
     scheduler = str(used.scheduler.address) if used.scheduler is not None else ""
     if used.asynchronous or not scheduler or scheduler.startswith("inproc"):
-        raise OptionError(f"client: expected one that is not asynchronous, of a cluster with processes; found {used}")
+        raise OptionError(f"client: expected a synchronous client of a cluster with processes; found {used}")
     open_client = weakref.ref(client)
 
     def is_open() -> bool:
@@ -180,9 +180,9 @@ def _connected(address: str) -> Client:
             socket.create_connection(parse_host_port(parse_address(place)[1]), CONNECT_S).close()
         return Client(place, set_as_default=False)
     except ValueError as exc:
-        raise OptionError(f"engine: expected the address of a scheduler of Dask; found {address!r}: {exc}") from exc
+        raise OptionError(f"engine: expected the address of a Dask scheduler; found {address!r}: {exc}") from exc
     except OSError as exc:
-        raise RepositoryNotFoundError(f"expected a scheduler of Dask at {address}; found none: {exc}") from exc
+        raise RepositoryNotFoundError(f"expected a Dask scheduler at {address}; found none: {exc}") from exc
 
 
 def _check_encryption(place: str) -> None:
@@ -194,6 +194,6 @@ def _check_encryption(place: str) -> None:
     configured = cast("dict[str, object]", Security().get_connection_args("client"))
     encrypted = place.startswith(("tls:", "wss:"))
     if encrypted and configured["ssl_context"] is None:
-        raise ValueError("expected certificates for it in Dask's configuration (distributed.comm.tls); found none")
+        raise ValueError("expected TLS certificates in Dask's configuration (distributed.comm.tls); found none")
     if not encrypted and configured["require_encryption"]:
-        raise ValueError("expected tls://HOST:PORT, as Dask's configuration asks for encryption")
+        raise ValueError("expected tls://HOST:PORT, because Dask's configuration requires encryption")

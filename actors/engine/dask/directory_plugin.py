@@ -103,7 +103,7 @@ class DirectoryPlugin(SchedulerPlugin):
         try:
             method, arguments = pickle.loads(question)  # noqa: S301  the scheduler runs what its clients send it anyway
             if not self._settled and method != "identity":
-                raise ShardUnavailableError(f"{method}: the scheduler was started anew, and hears of its actors still")
+                raise ShardUnavailableError(f"{method}: the scheduler was restarted, and does not yet know its actors")
             answer = self._known[method](*arguments)
             self._tell()
             outcome = True, await answer if asyncio.iscoroutine(answer) else answer
@@ -133,7 +133,7 @@ class DirectoryPlugin(SchedulerPlugin):
         key = self._directory.kill(name)
         self._tell()
         if key is not None and not await self._wait(key, lambda: self._directory.is_over(key)):
-            log.warning("%s: killed, and its agent has not said within %.0f s that it has ended", name, WAIT_S)
+            log.warning("%s: killed, but its agent did not report its end within %.0f s", name, WAIT_S)
 
     async def _keep(self, name: str, value: bytes | None) -> None:
         """Keep some bytes, and give back when agents have been told: from them the next scheduler has it."""
@@ -209,8 +209,8 @@ class DirectoryPlugin(SchedulerPlugin):
     def _settle(self) -> None:
         self._settled = True
         log.warning(
-            "the scheduler was started anew: %d actors on %d nodes are known again, and what agents had copies of; "
-            "memory that was reserved is not",
+            "the scheduler was restarted: %d actors on %d nodes and the values copied to agents are restored; memory "
+            "reservations are not",
             len(self._directory),
             len(self._orders),
         )

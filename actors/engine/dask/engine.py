@@ -97,7 +97,7 @@ class DaskEngine:
         if node is None:
             nodes = self.nodes()
             if not nodes:
-                raise ShardUnavailableError("this node: expected a worker of the Dask cluster; there is none")
+                raise ShardUnavailableError("this node: expected a worker of the Dask cluster; found none")
             node = nodes[0].id
         return node
 
@@ -121,9 +121,9 @@ class DaskEngine:
             OptionError: it is to be placed in a bundle, which Dask has not, or on a GPU and a part of another one.
         """
         if lifetime.bundle is not None:
-            raise OptionError(f"{name}: bundle: expected None; a cluster of Dask has no placement groups")
+            raise OptionError(f"{name}: bundle: expected None; a Dask cluster has no placement groups")
         if lifetime.gpus > 1.0 and lifetime.gpus != int(lifetime.gpus):
-            raise OptionError(f"{name}: gpus: expected a part of one, or whole ones; found {lifetime.gpus}")
+            raise OptionError(f"{name}: gpus: expected a fraction of one GPU, or a whole number; found {lifetime.gpus}")
         path = tuple(os.path.abspath(entry) for entry in sys.path)
         start = cloudpickle.dumps((path, cloudpickle.dumps((cls, dict(arguments)))))
         key, owner = uuid.uuid4().hex, self._seat.owner
@@ -234,7 +234,7 @@ class DaskEngine:
         try:
             return [self.result(each, deadline.left(), who) for each in coming]
         except ShardUnavailableError as exc:
-            raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
+            raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
 
     def fetch(self, handle: Block | BlockHandle) -> Answer:
         """Begin to get a block; does not wait."""
@@ -258,7 +258,7 @@ class DaskEngine:
     def _check_running(self, what: str) -> None:
         self._opened.check_process()
         if not self.is_running:
-            raise EngineStoppedError(f"{what}: expected the Dask client that the engine was made for; it was closed")
+            raise EngineStoppedError(f"{what}: expected the Dask client of this engine to be open; it was closed")
 
     def _ask(self, method: str, *arguments: object) -> Any:
         self._check_running(method)
@@ -288,9 +288,7 @@ def engine_here(cluster: str) -> DaskEngine:
     """
     engine = _engines.get(cluster)
     if engine is None:
-        raise EngineStoppedError(
-            f"the Dask cluster at {cluster}: expected an engine of it in this process; it has none"
-        )
+        raise EngineStoppedError(f"the Dask cluster at {cluster}: expected an engine of it in this process; found none")
     return engine
 
 
@@ -306,7 +304,7 @@ def _actor(plan: Plan) -> DaskActor:
 
 
 def _late(who: str, timeout: float) -> OperationTimeoutError:
-    return OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
+    return OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out")
 
 
 def _outcome(answer: Answer, error: BaseException | None, who: str) -> Any:

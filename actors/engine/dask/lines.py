@@ -88,7 +88,7 @@ class Line:
                 return await _let_in(address)
             except OSError as exc:
                 reason = exc
-        raise LostError(f"it does not answer where it was: {reason}")
+        raise LostError(f"it does not answer at its last address: {reason}")
 
     def _fail(self, error: Exception) -> None:
         while self._waiting:
@@ -130,7 +130,7 @@ class Callee:
                 standing = cast(Standing, await self._ask("where", self._key))
         except ShardUnavailableError as exc:
             if self._last is None:
-                raise LostError(f"where it is cannot be said: {exc}") from exc
+                raise LostError(f"its address is unknown: {exc}") from exc
             standing = self._last
         if standing.error is not None:
             raise pickle.loads(standing.error)  # noqa: S301  of the actor's process

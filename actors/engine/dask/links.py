@@ -70,7 +70,7 @@ class SchedulerLink:
     async def _ask(self, method: str, *arguments: object) -> object:
         answer = await self._call(ASK, ASK_S, question=pickle.dumps((method, arguments), 5))
         if answer is None:
-            raise ShardUnavailableError(f"{method}: the scheduler was started anew, and no agent has found it yet")
+            raise ShardUnavailableError(f"{method}: the scheduler was restarted, and no agent has joined it yet")
         return outcome_of(cast(bytes, answer))
 
     async def join(self, agent: Agent, reports: Sequence[Report], copy: Copy) -> Comm:
@@ -109,7 +109,7 @@ class SchedulerLink:
         except ShardUnavailableError as exc:
             if not self._is_agent:
                 raise
-            log.warning("workers that come from now on may have no agent: %s", exc)
+            log.warning("workers that join from now on may have no agent: %s", exc)
 
     async def _register(self, handler: str, plugin: DirectoryPlugin | WorkersAgent | NannysAgent) -> None:
         await self._call(handler, INSTALL_S, plugin=pickle.dumps(plugin), name=plugin.name, idempotent=True)
@@ -121,5 +121,5 @@ class SchedulerLink:
                 return await getattr(self._pool(self._address), handler)(**arguments)
         except (OSError, TimeoutError) as exc:
             raise ShardUnavailableError(
-                f"the scheduler at {self._address}: expected an answer; {exc or f'none came within {timeout:.0f} s'}"
+                f"the scheduler at {self._address}: expected an answer; {exc or f'timed out after {timeout:.0f} s'}"
             ) from exc

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MODE = "RAY_AUTH_MODE"
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105  the name of a variable
 PATH = "RAY_AUTH_TOKEN_PATH"
-RISK = "whoever reaches its ports runs code as the user who started it"
+RISK = "anyone who can reach its ports can run code as the user who started it"
 """What a Ray without a token means."""
 WRITTEN_S = 2.0
 """How long a file may be empty: Ray opens it before it writes."""
@@ -42,7 +42,7 @@ def guard() -> None:
     """
     mode = os.environ.get(MODE)
     if mode and mode.lower() != "token":
-        warn_once(log, f"{MODE}={mode}: a Ray that is started here asks for no token; {RISK}")
+        warn_once(log, f"{MODE}={mode}: a Ray started by this process requires no token; {RISK}")
         return
     if not os.environ.get(TOKEN):
         _ensure(_path())
@@ -114,6 +114,6 @@ def _keep_private(path: Path) -> None:
     if not os.environ.get(PATH) and facts.st_uid == os.geteuid():
         if facts.st_mode & (S_IRWXG | S_IRWXO):
             path.chmod(0o600)
-            log.info("%s: other users could read this user's token for Ray; now they cannot", path)
+            log.info("%s: other users could read this user's token for Ray; access is now restricted", path)
     elif facts.st_mode & S_IROTH:
-        warn_once(log, f"{path}: every user of this machine can read this token, and with it run code on its Rays")
+        warn_once(log, f"{path}: every user of this machine can read this token and run code with it")

@@ -47,7 +47,7 @@ def connection(address: str) -> socket.socket:
     try:
         return socket.create_connection(split(address), REACH_S)
     except OSError as exc:
-        raise ConnectionError(f"nobody answers at {address} ({exc})") from exc
+        raise ConnectionError(f"no server answers at {address} ({exc})") from exc
 
 
 def asks_for_token(address: str) -> bool | None:
@@ -68,7 +68,7 @@ def asks_for_token(address: str) -> bool | None:
                     raise ConnectionError("it closed the connection")
                 answer += more
         except OSError as exc:
-            log.info("%s does not say whether it asks for a token: %s", address, exc)
+            log.info("%s: cannot find out whether it requires a token: %s", address, exc)
             return None
     return (status[1] or status[2]) == _UNAUTHENTICATED
 

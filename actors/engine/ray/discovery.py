@@ -100,16 +100,16 @@ def doubt(address: str) -> str | None:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as exc:
-        return f"{host} is no address ({exc})"
+        return f"{host} is not an address ({exc})"
     found = {ipaddress.ip_address(str(row[4][0])) for row in rows}
     here = {ip for ip in found if _is_here(ip)}
     if here != found:
         joined = any(raylet == address and user in _ours() for raylet, user in _raylets())
-        return None if joined else f"{host} is another machine, and no raylet of this user or root here belongs to it"
+        return None if joined else f"{host} is another machine, and no raylet here of this user or root belongs to it"
     users = {user for ip in here for user in _listeners(ip, port)}
     strangers = sorted(users - _ours())
     if strangers:
-        return f"user {strangers[0]} listens at {address}, who is neither this user ({os.geteuid()}) nor root"
+        return f"the listener at {address} belongs to user {strangers[0]}, not to this user ({os.geteuid()}) or root"
     return None if users else f"no process listens at {address}"
 
 
@@ -152,9 +152,9 @@ def _written() -> Iterator[_Told]:
         return
     refused = None
     if not stat.S_ISREG(facts.st_mode):
-        refused = "expected a file that `ray start` wrote; it is no regular file"
+        refused = "expected a file that `ray start` wrote; it is not a regular file"
     elif facts.st_uid not in _ours():
-        refused = f"the file belongs to user {facts.st_uid}, who is neither this user ({os.geteuid()}) nor root"
+        refused = f"the file belongs to user {facts.st_uid}, not to this user ({os.geteuid()}) or root"
     elif facts.st_mode & stat.S_IWOTH:
         refused = "every user may write that file"
     yield _Told(what, address.decode(errors="replace").strip(), refused)

@@ -63,7 +63,7 @@ def _attach(address: str | None, runtime_env: Mapping[str, object] | None) -> No
     try:
         chosen = address or discovery.named() or discovery.find(embedded=True)
         if chosen is None:
-            raise ConnectionError("nothing on this machine tells of one")
+            raise ConnectionError("no Ray runs on this machine")
         if chosen == HERE:
             auth_token.guard()
         elif "://" not in chosen:  # Ray knows what the others are
@@ -137,9 +137,9 @@ def _start(object_store_bytes: int | None, cpus: int | None) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault(*MONITOR_OFF)
     sizes = {"object_store_memory": store, "_memory": room.beside(store)}
-    log.info("no Ray runs on this machine: starting one in this process, which takes some 8 s")
+    log.info("no Ray runs on this machine: starting one in this process, which takes about 8 s")
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **sizes, **_QUIET)
-    log.info("started a Ray in this process; it stops with it")
+    log.info("started a Ray in this process; it stops when the process ends")
 
 
 def _introduce(address: str) -> None:
@@ -154,13 +154,13 @@ def _introduce(address: str) -> None:
     """
     asks = control_service.asks_for_token(address)
     if asks is False:
-        warn_once(log, f"the Ray at {address} asks for no token: {auth_token.RISK}")
+        warn_once(log, f"the Ray at {address} requires no token: {auth_token.RISK}")
     elif discovery.doubt(address) is None:
         auth_token.offer()
     if asks and not auth_token.presented():
         raise ConnectionError(
-            f"the one at {address} asks for a token, and this process presents none: set RAY_AUTH_MODE=token, and "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH where it is not this user's"
+            f"the Ray at {address} requires a token, and this process presents none: set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH if the token is not this user's"
         )
 
 

@@ -129,7 +129,7 @@ class RayEngine:
         try:
             control_service.connection(cast("Any", ray.get_runtime_context()).gcs_address).close()
         except ConnectionError as exc:
-            raise ShardUnavailableError(f"actors: expected an answer of the cluster's head; {exc}") from exc
+            raise ShardUnavailableError(f"actors: expected an answer from the cluster's head; {exc}") from exc
         with _head_asked("actors"):
             named: Any = ray.util.list_named_actors(all_namespaces=True)  # its annotation leaves this form out
             living = cast("dict[str, dict[str, Any]]", state.actor_table(None, actor_state_name="ALIVE"))
@@ -302,7 +302,7 @@ def _head_asked(what: str) -> Generator[None]:
     try:
         yield
     except (ray.exceptions.RayError, RuntimeError) as exc:
-        raise ShardUnavailableError(f"{what}: expected an answer of the cluster's head; {exc}") from exc
+        raise ShardUnavailableError(f"{what}: expected an answer from the cluster's head; {exc}") from exc
 
 
 @cache
@@ -339,9 +339,9 @@ def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
             log.info("%s: %s", who, exc)  # with the remote traceback
         raise cause from None
     if isinstance(exc, (ray.exceptions.GetTimeoutError, TimeoutError)):
-        raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+        raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out") from exc
     if isinstance(exc, _LOST):
-        raise ModelLostError(f"{who}: expected bytes in its memory; they went when it died ({exc})") from exc
+        raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
     if isinstance(exc, _DIED):
         raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({_gist(exc)})") from exc
     raise exc

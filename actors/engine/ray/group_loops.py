@@ -46,7 +46,7 @@ def install() -> None:
     os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
     new_loop: NewLoop | None = getattr(_raylet, "get_new_event_loop", None)
     if new_loop is None:
-        log.info("this Ray makes its actors' event loops otherwise: they are left as they are")
+        log.info("this version of Ray creates event loops of actors in another way; they are left unchanged")
     elif not isinstance(new_loop, EachRunOnce):
         _raylet.get_new_event_loop = EachRunOnce(new_loop)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -124,7 +124,7 @@ class AwaitedConnection(asyncio.BufferedProtocol):
             while (found := self._incoming.first()) is not None:
                 self._take(found)
         except ConnectionAbortedError as exc:
-            self._why = f"what came is none: {exc}"
+            self._why = f"the received data is invalid: {exc}"
             self._incoming.clear()
             self.close()
 
@@ -236,7 +236,7 @@ async def _exactly(end: socket.socket, nbytes: int) -> bytes:
     while len(found) < nbytes:
         data = await asyncio.get_running_loop().sock_recv(end, nbytes - len(found))
         if not data:
-            raise ConnectionResetError("expected a challenge or a proof; the connection was ended")
+            raise ConnectionResetError("expected a challenge or a proof; the connection was closed")
         found += data
     return found
 

@@ -81,7 +81,7 @@ class BlockingConnections:
             connection = self._pool.take(self._address)
             number = connection.send(message.pickled)
         except OSError as exc:
-            log.debug("socket %s: %s goes by the engine: %s", self._address.name, request.remote.name, exc)
+            log.debug("socket %s: %s is sent by the engine: %s", self._address.name, request.remote.name, exc)
             if connection is not None:
                 connection.close()
             return None
@@ -128,13 +128,15 @@ class SocketAnswer:
         try:
             message = connection.receive(self._number, Deadline.after(timeout))
         except TimeoutError as exc:
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+            raise OperationTimeoutError(
+                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
+            ) from exc
         except OSError as exc:
             self._connection, self._ended = None, exc
             connection.close()
             return
         except BaseException:  # such as Ctrl-C: nobody knows what the socket would bring next
-            self._connection, self._ended = None, ConnectionAbortedError("the wait was broken off")
+            self._connection, self._ended = None, ConnectionAbortedError("the wait was interrupted")
             connection.close()
             raise
         self._connection, self._message = None, message
@@ -162,7 +164,7 @@ class _Pool:
 
     def _opened(self, address: SocketAddress) -> _Connection:
         if time.monotonic() < self._again:
-            raise ConnectionRefusedError("it has ended a connection in the place of a welcome just now")
+            raise ConnectionRefusedError("it has just closed a connection instead of accepting it")
         try:
             return _Connection(address)
         except (ConnectionResetError, BrokenPipeError):
@@ -171,7 +173,7 @@ class _Pool:
         except OSError as exc:
             if address.place is not None:
                 self._again = time.monotonic() + AWAY_S
-                log.info("%s: no connection, calls go by the engine for %.0f s: %s", address.name, AWAY_S, exc)
+                log.info("%s: no connection, calls are sent by the engine for %.0f s: %s", address.name, AWAY_S, exc)
             raise
 
     def give(self, connection: _Connection) -> None:
@@ -223,7 +225,7 @@ class _Connection:
                 raise TimeoutError from None
             except TimeoutError as exc:
                 if exc.errno == errno.ETIMEDOUT:  # the system's, and not ours
-                    raise ConnectionAbortedError(f"its machine is silent: {exc}") from exc
+                    raise ConnectionAbortedError(f"its machine does not respond: {exc}") from exc
                 raise
             if not data:
                 raise ConnectionResetError("it has ended")
@@ -287,6 +289,6 @@ def _exactly(end: socket.socket, nbytes: int) -> bytes:
     while len(found) < nbytes:
         data = end.recv(nbytes - len(found))
         if not data:
-            raise ConnectionResetError("expected a challenge or a proof; the connection was ended")
+            raise ConnectionResetError("expected a challenge or a proof; the connection was closed")
         found += data
     return found

@@ -171,7 +171,7 @@ class Entrance:
                 with contextlib.suppress(OSError):
                     longest.send(AGAIN)
             longest.close()
-            self._refusals.note(f"{VISITORS} connections had not shown the secret when another one came")
+            self._refusals.note(f"{VISITORS} connections had not sent the secret when another one arrived")
 
     def _read(self, visitor: socket.socket) -> None:
         visit = self._silent[visitor]
@@ -203,7 +203,7 @@ class Entrance:
             return
         came = len(self._silent[visitor].shown)
         self._forget(visitor)
-        self._refuse(visitor, f"expected {self._length} bytes of a secret within {GREETING_S:.0f} s; {came} came")
+        self._refuse(visitor, f"expected {self._length} bytes of a secret within {GREETING_S:.0f} s; found {came}")
 
     def _refuse(self, visitor: socket.socket, reason: str) -> None:
         self._refused[visitor] = self._loop.call_later(self._refusals.note(reason), self._see_off, visitor)

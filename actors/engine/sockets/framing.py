@@ -82,7 +82,7 @@ def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
         return None
     length, number = HEADER.unpack_from(buffer)
     if length > most:
-        raise ConnectionAbortedError(f"expected a message of at most {most} bytes; one of {length} is announced")
+        raise ConnectionAbortedError(f"expected a message of at most {most} bytes; found one of {length}")
     end = HEADER.size + length
     if len(buffer) < end:
         return None
@@ -182,8 +182,8 @@ def check_welcome(found: bytes) -> None:
         ConnectionResetError: it has ended the connection: the secret is not its own, or it had too many to look at.
     """
     if found == AGAIN:
-        raise ConnectionResetError(f"expected a welcome; unauthenticated connections took all places {CONNECTS} times")
+        raise ConnectionResetError(f"expected a welcome; unauthenticated connections used all places {CONNECTS} times")
     if not found:
-        raise ConnectionResetError("expected a welcome; the connection was ended: the address may be an old one")
+        raise ConnectionResetError("expected a welcome; the connection was closed: the address may be stale")
     if found != WELCOME:
-        raise ConnectionRefusedError("expected room for another connection; there is none")
+        raise ConnectionRefusedError("expected room for another connection; found none")

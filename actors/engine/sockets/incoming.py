@@ -114,7 +114,7 @@ class Incoming:
         try:
             self._buffers = [np.empty(size, np.uint8).data for size in self._sizes]
         except (MemoryError, ValueError) as exc:
-            raise ConnectionAbortedError(f"{sum(self._sizes)} bytes are announced; found no room: {exc}") from exc
+            raise ConnectionAbortedError(f"expected memory for {sum(self._sizes)} announced bytes; {exc}") from exc
         self._begun, self._sizes, self._place, self._filled = message, (), 0, 0
         self._fill(0)
 

@@ -79,7 +79,7 @@ class Refusals:
         self._lines += 1
         more, self._untold = self._untold, 0
         if more:
-            reason += f" (and {more:,} more since the line before)"
+            reason += f" (and {more:,} more since the previous line)"
         if self._lines == LINES:
-            reason += f" (others are only counted, for {self._window + WINDOW_S - now:.0f} s)"
+            reason += f" (further ones are only counted for {self._window + WINDOW_S - now:.0f} s)"
         return reason

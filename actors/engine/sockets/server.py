@@ -99,7 +99,10 @@ class CallServer:
             return
         if not self._was_full:
             self._was_full = True
-            log.warning("sockets: %d connections are served: there is no room for more", self.traffic.connections)
+            log.warning(
+                "sockets: %d connections are open, which is the limit: further ones are refused",
+                self.traffic.connections,
+            )
         with visitor, contextlib.suppress(OSError):
             visitor.send(FULL)
 
@@ -127,9 +130,7 @@ class CallServer:
         except Exception as exc:  # noqa: BLE001  of any class's own making
             return self.traffic.pack((False, TypeError(f"{method}: its answer cannot be sent: {exc}")))
         if (size := len(message.pickled)) > self.traffic.answer_bytes:
-            why = (
-                f"{method}: expected an answer of at most {self.traffic.answer_bytes} bytes by a socket; it has {size}"
-            )
+            why = f"{method}: expected an answer of at most {self.traffic.answer_bytes} bytes by a socket; found {size}"
             return self.traffic.pack((False, AnswerTooLargeError(why)))
         return message
 
@@ -186,7 +187,7 @@ class _Served(asyncio.BufferedProtocol):
             method, arguments = pickle.loads(pickled, buffers=buffers)  # noqa: S301  of who knows the secret
             group = self._server.methods.get(method, "ctl")
         except Exception as exc:  # noqa: BLE001  whatever the bytes make of it
-            self._refuse(f"a call cannot be read, its connection ends: {exc!r}")
+            self._refuse(f"a call cannot be read, its connection is closed: {exc!r}")
             return
         if self._under_way[group] == (most := self._server.traffic.under_way[group]):
             self._refuse(f"expected at most {most} calls of {group!r} under way on a connection; found more")

@@ -86,7 +86,7 @@ class Care:
             self._read_pause = READ_FIRST_S if self.read_again() else min(2 * self._read_pause, READ_LAST_S)
             self.look(calm)
         except TensorVineError as exc:
-            log.warning("shard %d: its path is looked at again later: %s", self._state.index, exc)
+            log.warning("shard %d: checking its path failed, retrying later: %s", self._state.index, exc)
 
     # ---- manifests --------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Care:
             except CorruptDataError as exc:
                 manifest = without_frames(exc)
             if str(manifest) != str(before):
-                log.error("shard %d: %s cannot be brought back: %s", self._state.index, ref, manifest)
+                log.error("shard %d: %s cannot be restored: %s", self._state.index, ref, manifest)
             with self._lock:
                 self._state.unread[ref] = manifest
         return found
@@ -115,11 +115,11 @@ class Care:
             missing = readmit(self._state, ref, manifest, files)
             del self._state.dead_files[dead:]  # others may be about to name them: if nobody does, they are orphans
         if manifest is None:
-            log.error("shard %d: %s has no manifest any more", self._state.index, ref)
+            log.error("shard %d: the manifest of %s no longer exists", self._state.index, ref)
         else:
-            log.warning("shard %d: %s can be read, and is back", self._state.index, ref)
+            log.warning("shard %d: %s can be read again and is restored", self._state.index, ref)
         for reader, segment in missing:
-            log.error("shard %d: %s names segment %x, which has no file", self._state.index, reader, segment[1])
+            log.error("shard %d: %s refers to segment %x, which has no file", self._state.index, reader, segment[1])
         self._settle()
 
     # ---- orphans ----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Care:
         self._archive.delete_segments(doomed)
         self._suspects -= set(doomed)
         self.orphans = len(self._suspects)
-        log.warning("shard %d: deleted %d files that nobody needs: %s", index, len(doomed), sorted(doomed)[:10])
+        log.warning("shard %d: deleted %d unused files: %s", index, len(doomed), sorted(doomed)[:10])
 
     def _is_calm(self, calm: Callable[[], bool]) -> bool:
         topology = self._peers.topology
@@ -173,7 +173,9 @@ class Care:
             try:
                 found |= self._peers.call(shard, ShardCalls.named(list(segments)), PEER_TIMEOUT_S)
             except (TensorVineError, LookupError) as exc:
-                log.info("shard %d: shard %d does not say what it needs: %s", self._state.index, shard, exc)
+                log.info(
+                    "shard %d: shard %d did not return the segments that it needs: %s", self._state.index, shard, exc
+                )
                 return set(segments)
         return found
 

@@ -155,7 +155,9 @@ class History:
         blamed = f"{type(self._disk.keep).__name__}: {exc!r}"
         if blamed not in self._blamed and len(self._blamed) < BLAMES:
             self._blamed.add(blamed)
-            log.error("shard %d: the retention policy fails, nothing leaves the memory: %s", self._config.index, blamed)
+            log.error(
+                "shard %d: the retention policy failed, all versions stay in memory: %s", self._config.index, blamed
+            )
 
     def tidy(self) -> None:
         """Carry out what the state left for the disk. Call it with the lock held."""
@@ -188,9 +190,9 @@ class History:
         expected = decode_body(body, header.ref)
         found = {n: replace(e, owner=e.owner or header.ref) for n, e in manifest.entries.items()}
         if repr(manifest.header) != repr(header):  # a quality may be NaN, which equals nothing
-            return [f"its manifest on disk: expected {header}; found {manifest.header}"]
+            return [f"manifest on disk: expected {header}; found {manifest.header}"]
         return [
-            f"its manifest on disk: tensor {name!r}: expected {expected.get(name)}; found {found.get(name)}"
+            f"manifest on disk: tensor {name!r}: expected {expected.get(name)}; found {found.get(name)}"
             for name in expected.keys() | found.keys()
             if expected.get(name) != found.get(name)
         ]
@@ -235,7 +237,7 @@ class History:
             except MovedError as exc:
                 if not pauses.wait(deadline):
                     raise OperationTimeoutError(
-                        f"segments {list(wanted)}: expected a successor to have them; {exc}"
+                        f"segments {list(wanted)}: expected a successor to hold them; {exc}"
                     ) from exc
             if any(self._state.where(segment) != shard for segment in wanted):
                 return self.store_elsewhere(wanted)
@@ -269,7 +271,7 @@ class History:
                 return
             except (ShardUnavailableError, OperationTimeoutError) as exc:
                 if not pauses.wait(deadline):
-                    log.warning("shard %d did not hear that %s is on disk: %s", shard, ref, exc)
+                    log.warning("shard %d could not be notified that %s is on disk: %s", shard, ref, exc)
                     return
 
     # ---- within ---------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def required(history: History | None, index: int) -> History:
         StorageError: the repository has none.
     """
     if history is None:
-        raise StorageError(f"shard {index}: expected a repository with path=; it has none")
+        raise StorageError(f"shard {index}: expected a repository with path=; found one without")
     return history
 
 

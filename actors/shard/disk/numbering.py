@@ -56,12 +56,12 @@ class Numbering:
         except TimeoutError:
             self._late = future
             adding.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._say(f"it takes longer than {NUMBER_S} s")
+            self._say(f"writing took longer than {NUMBER_S} s")
         except StorageError as exc:
             self._say(str(exc))
         else:
             if not self._appends:
-                self._say("this file system cannot append")
+                self._say("the file system cannot append to files")
 
     def done(self, ref: ModelRef) -> None:
         """Know that a version has a manifest."""
@@ -72,8 +72,8 @@ class Numbering:
         if why not in self._said:
             self._said.add(why)
             log.warning(
-                "shard %d: numbers of versions that are not on disk yet may be used again after the death of the "
-                "whole cluster: %s",
+                "shard %d: if the whole cluster dies, numbers of versions that are not on disk yet may be used again: "
+                "%s",
                 self._index,
                 why,
             )

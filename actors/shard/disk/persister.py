@@ -233,20 +233,23 @@ class Persister:
             given_up = [f"{job.header.ref}: {job.given_up}" for job in waiting if job.given_up]
         if given_up:
             raise StorageError(
-                f"shard {self._index}: expected all that waited to reach the disk; given up were {'; '.join(given_up)}"
+                f"shard {self._index}: expected the queued versions to be written; failed: {'; '.join(given_up)}"
             )
 
     def late(self, what: str) -> TensorVineError:
         """Make the error of something that did not reach the disk in time."""
         if self.error is not None:
-            return StorageError(f"{what}: expected to reach the disk; {self.error}")
-        return OperationTimeoutError(f"{what}: expected on the disk by now; the disk is slower than the saves")
+            return StorageError(f"{what}: expected it to be written to disk; {self.error}")
+        return OperationTimeoutError(
+            f"{what}: expected it to be written to disk in time; the disk is slower than the saves"
+        )
 
     # ---- the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """Write what is queued, as long as the process lives."""
-        pauses, failures = Backoff(RETRY_FIRST_S, RETRY_LAST_S), Failures(log, f"shard {self._index}: writing behind")
+        pauses = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
+        failures = Failures(log, f"shard {self._index}: background writer")
         polite = False
         while True:
             try:
@@ -310,7 +313,7 @@ class Persister:
             job.done.set_result(None)
             return
         if str(known) != str(failure):
-            what = "it is tried again until it is" if again else "it is given up"
+            what = "retrying" if again else "giving up"
             log.warning("shard %d: %s is not on disk, %s: %s", self._index, job.header.ref, what, failure)
         if not again:
             job.done.set_exception(failure)
@@ -328,7 +331,7 @@ class Persister:
             chains.update(self._store(shard, wanted))
         with self._changed:
             if job.cancelled:
-                raise ModelNotFoundError(f"{ref}: expected to be wanted still; its save was given up")
+                raise ModelNotFoundError(f"{ref}: expected a save in progress; it was cancelled")
             job.sealed = True
         try:
             self.archive.write_manifest(Manifest(job.header, architecture, table, chains), layers)
@@ -344,7 +347,7 @@ class Persister:
             self.archive.directory.delete(manifest_name(ref))
         except (StorageError, ShardUnavailableError) as exc:
             self._refused.add(ref)
-            log.warning("shard %d: %s failed, its manifest is deleted later: %s", self._index, ref, exc)
+            log.warning("shard %d: %s failed, deleting its manifest later: %s", self._index, ref, exc)
         else:
             self._refused.discard(ref)
 
@@ -390,4 +393,4 @@ class Persister:
         try:
             self.archive.delete_segments(names)
         except (StorageError, ShardUnavailableError) as exc:
-            log.warning("shard %d: files that nobody needs stay for now: %s", self._index, exc)
+            log.warning("shard %d: unused files could not be deleted yet: %s", self._index, exc)

@@ -80,10 +80,10 @@ class Recovery:
         for file in self._state.unreadable():
             if first if file.ref is None else home(file.ref.name) == index:
                 what = file.ref or shown(file.file)
-                log.error("shard %d: %s cannot be brought back, and nothing is deleted: %s", index, what, file.reason)
+                log.error("shard %d: %s cannot be restored, nothing is deleted: %s", index, what, file.reason)
         self.recovered = self._state.version_holders()
         for reader, segment in found.missing:
-            log.error("shard %d: %s names segment %x, which has no file: it is lost in part", index, reader, segment[1])
+            log.error("shard %d: %s is partly lost, as its segment %x has no file", index, reader, segment[1])
         if self._info is None:  # when it starts again, others can be about to name these, and tell what is lost
             self._archive.delete_segments(found.garbage)
             self._name_lost(names, home)
@@ -97,7 +97,7 @@ class Recovery:
         self._state.restore(dict.fromkeys(mine, (None, True)))
         if mine:
             log.warning(
-                "shard %d: %d versions were not on disk when their cluster died, and are lost: %s%s",
+                "shard %d: %d versions are lost, as they were not on disk when their cluster died: %s%s",
                 self._index,
                 len(mine),
                 ", ".join(map(str, mine[:10])),
@@ -107,7 +107,7 @@ class Recovery:
     def _log(self, found: Recovered, manifests: int, seconds: float) -> None:
         if manifests or found.garbage:
             log.info(
-                "shard %d: read %d manifests in %.2f s; %d files that nobody needs",
+                "shard %d: read %d manifests in %.2f s, found %d unused files",
                 self._index,
                 manifests,
                 seconds,
@@ -122,7 +122,7 @@ class Recovery:
         manifest, files = self._archive.read_manifest(ref), self._archive.segments()
         with self._lock:
             relearn(self._state, manifest, files)
-        log.info("shard %d: %s was on its way to the disk when this shard started again", self._index, ref)
+        log.info("shard %d: %s was written to disk while this shard restarted", self._index, ref)
 
     async def take_over(self, ask_anew: Callable[[Iterable[ModelRef]], None], learn: Callable[[], None]) -> None:
         """Bring back the segments that are this shard's by a new topology, in the step in which it goes by that.
@@ -143,7 +143,9 @@ class Recovery:
         names = self._archive.manifests()
         read = self._read(names)
         for what, why in (*read.unread.items(), *read.hidden.items()):
-            raise StorageError(f"shard {self._index}: expected to read {what} to know whose its tensors are; {why}")
+            raise StorageError(
+                f"shard {self._index}: {what}: expected a readable manifest, to find the owners of its tensors; {why}"
+            )
         files = self._archive.segments()
         with self._lock:
             learn()
@@ -152,7 +154,7 @@ class Recovery:
             self._state.hold_all(Reason.RESTORED)
             ask_anew(set(self._state.version_holders()) - before)
         for reader, segment in missing:
-            log.error("shard %d: %s names segment %x, which has no file", self._index, reader, segment[1])
+            log.error("shard %d: %s refers to segment %x, which has no file", self._index, reader, segment[1])
         self._read_late(names)
         self._settle()
 
@@ -165,7 +167,7 @@ class Recovery:
                 files = self._archive.segments() if read.manifests else {}
                 break
             except StorageError as exc:
-                log.warning("shard %d: the manifests are listed again: %s", self._index, exc)
+                log.warning("shard %d: listing the manifests failed, retrying: %s", self._index, exc)
             pauses.wait()
         with self._lock:
             for ref, why in read.unread.items():
@@ -187,7 +189,7 @@ class Recovery:
         unread: dict[ModelRef, Unreadable] = {}
         where = self._archive.directory.uri
         hidden: dict[str, Unreadable] = {
-            name: CorruptDataError(shown(f"{where}/{name}: expected a manifest, or a folder of them; found {what}"))
+            name: CorruptDataError(shown(f"{where}/{name}: expected a manifest or a folder of manifests; found {what}"))
             for name, what in self._archive.hidden().items()
         }
         for start in range(0, len(names), READ_AT_ONCE):

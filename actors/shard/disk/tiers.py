@@ -111,7 +111,7 @@ class Tiers:
                 self._write(segment_id, [])
             self._settle()
         except TensorVineError as exc:
-            log.warning("segment %s: its file keeps its dead tensors for now: %s", segment_id, exc)
+            log.warning("segment %s: its file could not be compacted yet: %s", segment_id, exc)
 
     def _store_segment(self, segment_id: SegmentId, wanted: Sequence[Wanted]) -> Stored:
         with self._alone(segment_id):
@@ -159,10 +159,10 @@ class Tiers:
                 if self._state.store(segment_id, stored):
                     return stored
                 self._segment(segment_id)
-                reason = "it took holders of tensors that the file lacks"
+                reason = "it got new holders of tensors that are not in the file"
         except (ModelLostError, CorruptDataError) as exc:
             reason = str(exc)
-        log.info("segment %s: its file is written again, without bases, for meanwhile %s", segment_id, reason)
+        log.info("segment %s: its file is written again, without bases: %s", segment_id, reason)
         return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
 
     def _sources(self, segment: Segment, wanted: Sequence[Wanted]) -> tuple[list[Tensor], dict[int, tuple[Slot, ...]]]:
@@ -175,7 +175,7 @@ class Tiers:
         for t in sorted(wanted, key=lambda t: t.slot):
             offset = segment.offsets[t.slot]
             if view is None or not isinstance(offset, int):
-                raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; it is not")
+                raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; found none")
             data = view[offset : offset + segment.sizes[t.slot]]
             digest = segment.digests[t.slot] if segment.digests is not None else None
             chain = self._chain(t.base)
@@ -334,7 +334,7 @@ class Tiers:
     def _segment(self, segment_id: SegmentId) -> Segment:
         segment = self._state.segment(segment_id)
         if segment is None:
-            raise ModelLostError(f"segment {segment_id}: expected it to be held still; its last holder let it go")
+            raise ModelLostError(f"segment {segment_id}: expected a segment in use; its last holder has released it")
         return segment
 
     def stored(self, segment_id: SegmentId) -> Stored:
@@ -346,7 +346,7 @@ class Tiers:
         with self._lock:
             stored = self._segment(segment_id).stored
         if stored is None:
-            raise ModelLostError(f"segment {segment_id}: expected a file; it was only in memory")
+            raise ModelLostError(f"segment {segment_id}: expected a file; it exists only in memory")
         return stored
 
     def writes(self, segment_id: SegmentId) -> bool:
@@ -427,4 +427,4 @@ def _difference(where: str, row: Row, original: np.ndarray, decoded: np.ndarray)
     worst = float(np.max(np.abs(original.astype(np.float64) - decoded.astype(np.float64)))) if row.error else np.inf
     if worst <= row.error * (1 + 1e-6):
         return []
-    return [f"{where}: tensor {row.name!r}: expected to differ from memory by at most {row.error}; it does by {worst}"]
+    return [f"{where}: tensor {row.name!r}: expected a difference from memory of at most {row.error}; found {worst}"]

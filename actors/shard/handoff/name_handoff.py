@@ -103,7 +103,7 @@ class NameHandoff:
         if not self._answers(name):
             topology = self._peers.topology
             raise MovedError(
-                f"shard {self._state.index}: expected a name that is at home here; {name!r} belongs to shard "
+                f"shard {self._state.index}: expected a name whose home it is; the home of {name!r} is shard "
                 f"{topology.home(name)} by topology {topology.version}",
                 topology.version,
             )
@@ -267,7 +267,10 @@ class NameHandoff:
                 raise
             except TensorVineError as exc:
                 log.warning(
-                    "shard %d: the planner did not hear yet of %d names: %s", self._state.index, len(names), exc
+                    "shard %d: notifying the planner of %d names failed, retrying: %s",
+                    self._state.index,
+                    len(names),
+                    exc,
                 )
             await pauses.wait_async()
 
@@ -351,8 +354,8 @@ class NameHandoff:
             with self._lock:
                 self._frozen.difference_update(chunk)
             raise OperationTimeoutError(
-                f"shard {self._state.index}: expected what is being written to end within {PEER_TIMEOUT_S} s; "
-                f"{sorted(set(chunk) & set(self._writing))} is still being written"
+                f"shard {self._state.index}: expected the saves in progress to end within {PEER_TIMEOUT_S} s; "
+                f"{sorted(set(chunk) & set(self._writing))} are still being written"
             )
 
     async def _unwritten(self, chunk: Sequence[str]) -> list[Unwritten]:
@@ -370,5 +373,5 @@ class NameHandoff:
                 return await self._peers.ask(home, ShardCalls.take(bundle, list(unwritten), self._peers.sender))
             except TensorVineError as exc:
                 here, count = self._state.index, len(bundle.names)
-                log.warning("shard %d: shard %d did not take %d names yet: %s", here, home, count, exc)
+                log.warning("shard %d: shard %d could not take over %d names, retrying: %s", here, home, count, exc)
             await pauses.wait_async()

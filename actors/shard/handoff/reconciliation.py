@@ -69,7 +69,7 @@ class Reconciliation:
             try:
                 named = self._peers.call(shard, ShardCalls.claims(self._state.index), ANSWER_S)
             except TensorVineError as exc:
-                log.info("shard %d: shard %d does not say yet what it holds here: %s", self._state.index, shard, exc)
+                log.info("shard %d: shard %d has not returned its claims yet: %s", self._state.index, shard, exc)
                 continue
             with self._lock:
                 if self._take(shard, named) and (self._round, self._peers.topology.version) == (asked, version):
@@ -108,10 +108,10 @@ class Reconciliation:
                 try:
                     self._state.hold(ref, {segment: slots})
                 except StorageError as exc:
-                    log.debug("shard %d: %s is not held yet: %s", self._state.index, ref, exc)
+                    log.debug("shard %d: %s cannot be held yet: %s", self._state.index, ref, exc)
                     done = False
                 except TensorVineError as exc:
-                    log.warning("shard %d: %s is lost in part: %s", self._state.index, ref, exc)
+                    log.warning("shard %d: %s is partly lost: %s", self._state.index, ref, exc)
         return done
 
 

@@ -163,7 +163,9 @@ class SegmentHandoff:
             OperationTimeoutError: they did not within `timeout` seconds.
         """
         if not self._heard.is_set() and not await asyncio.to_thread(self._heard.wait, timeout):
-            raise OperationTimeoutError(f"shard {self._state.index}: expected its successors to answer in {timeout} s")
+            raise OperationTimeoutError(
+                f"shard {self._state.index}: expected its successors to answer within {timeout} s; they did not"
+            )
 
     # ---- the successor --------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class SegmentHandoff:
         topology = self._peers.topology
         if drain.shard not in topology.leaving or drain.version != topology.version + 1:
             raise MovedError(
-                f"shard {self._state.index}: expected a copy of a shard that drains; the {drain} was given up",
+                f"shard {self._state.index}: expected a copy for a drain in progress; the {drain} was cancelled",
                 topology.version,
             )
 
@@ -290,7 +292,10 @@ class SegmentHandoff:
                     raise
                 if successor not in self._unreached:
                     log.warning(
-                        "shard %d: shard %d is sent its copies in messages: %s", self._state.index, successor, exc
+                        "shard %d: shard %d cannot read its copies over TCP, sending them in messages: %s",
+                        self._state.index,
+                        successor,
+                        exc,
                     )
                 self._unreached.add(successor)
         self._bytes += sum(moved.sizes[slot] for slot in original.slots)
@@ -325,7 +330,7 @@ class SegmentHandoff:
                 return await self._peers.ask(successor, request, LONG_TIMEOUT_S)
             except TensorVineError as exc:
                 log.warning(
-                    "shard %d: shard %d did not answer %s yet: %s",
+                    "shard %d: shard %d did not answer %s, retrying: %s",
                     self._state.index,
                     successor,
                     request.remote.name,

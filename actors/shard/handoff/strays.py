@@ -89,7 +89,7 @@ class Strays:
         try:
             unknown = self._unknown_at(home, refs, version)
         except TensorVineError as exc:
-            log.info("shard %d: shard %d does not say what it knows of: %s", self._state.index, home, exc)
+            log.info("shard %d: shard %d did not return its versions: %s", self._state.index, home, exc)
             return 0
         with self._lock:
             strays = [ref for ref in unknown if ref in self._asked]

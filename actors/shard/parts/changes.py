@@ -89,7 +89,11 @@ class Changes:
         with self._lock:
             missed = self._segment_handoff.missed(topology)
         if missed and self._history is not None and self._reconciliation is not None:
-            log.warning("shard %d started again after it had heard of what %s had: it is read", self._index, missed)
+            log.warning(
+                "shard %d restarted while shards %s drained to it: reading their segments from the path",
+                self._index,
+                missed,
+            )
             await self._history.recovery.take_over(self._reconciliation.ask_anew, lambda: self._names.learn(topology))
         self._names.learn(topology)
         self._segment_handoff.learned()
@@ -142,7 +146,9 @@ class Changes:
     @answers(ChangeCalls.copy_out)
     async def copy_out(self, after: Topology) -> int:
         for unread in self._state.unreadable():
-            raise StorageError(f"shard {self._index}: expected to read all manifests before it drains; {unread.reason}")
+            raise StorageError(
+                f"shard {self._index}: expected all manifests to be readable before it drains; {unread.reason}"
+            )
         await self._claimed()
         return await self._segment_handoff.copy(after)
 
@@ -164,7 +170,7 @@ class Changes:
         while self._reconciliation is not None and self._reconciliation.open:
             if not await pauses.wait_async(deadline):
                 raise ShardUnavailableError(
-                    f"shard {self._index}: expected all other shards to say what they hold here before it drains"
+                    f"shard {self._index}: expected the claims of all other shards before it drains; some are missing"
                 )
 
     @answers(ChangeCalls.receive)

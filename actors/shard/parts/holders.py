@@ -95,7 +95,7 @@ class Holders:
                 return
             self._restarts_heard[home] = restart
             if version != self._peers.topology.version:
-                log.warning("shard %d keeps what shard %d held: the topology changed", self._index, home)
+                log.warning("shard %d keeps the holds of shard %d, because the topology changed", self._index, home)
                 return
             for ref in set(self._state.held_by(home)) - set(keep):
                 self._settling.forget(ref)  # at successors too, by name: when they hear it, that shard may hold anew

@@ -99,7 +99,7 @@ class Sessions:
             ended = self._state.sweep(time.monotonic())
             died = self._local.died()
         for client in {*ended, *died}:
-            log.info("client %s is gone: its pins and unfinished saves are dropped", client)
+            log.info("client %s has ended: dropping its pins and unfinished saves", client)
             self._end(client, parts_too=client in died or not self._local.watches(client))
 
     def _end(self, client: str, parts_too: bool = True) -> None:

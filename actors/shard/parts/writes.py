@@ -208,7 +208,7 @@ class Writes:
             self._state.open(client, time.monotonic())
             if self._context.is_leaving:
                 version = self._peers.topology.version
-                raise MovedError(f"shard {self._index}: it drains: nothing new is put there", version)
+                raise MovedError(f"shard {self._index}: expected a shard that accepts saves; it is draining", version)
 
     @answers(WriteCalls.adopt)
     async def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
@@ -336,7 +336,7 @@ class Writes:
         try:
             await self._context.tenure.held(NEVER)
         except ShardUnavailableError as exc:
-            log.warning("%s is left as it is at other shards: %s", ref, exc)
+            log.warning("%s cannot be undone at other shards: %s", ref, exc)
             return
         await self._peers.note_gently({ref: (draft.parent, False)})
         await self._peers.release(ref, keepers | self._peers.keepers(draft.holds))
@@ -358,7 +358,7 @@ class Writes:
         """Write a version to disk before it exists in memory."""
         if self._history is None:
             raise StorageError(
-                f"save of {draft.name!r}: durability 'disk': expected a repository with path=; it has none"
+                f"save of {draft.name!r}: durability 'disk': expected a repository with path=; found one without"
             )
         job = Job(header, draft.body, urgent=True)
         self._history.persister.add(job)
@@ -408,4 +408,4 @@ def _after(ref: ModelRef) -> Generator[None]:
     try:
         yield
     except Exception:
-        log.exception("%s exists; what comes after it failed in part", ref)
+        log.exception("%s is committed, but a later step of its save failed", ref)

@@ -54,7 +54,7 @@ class Backup:
     marked: float = 0.0
     odd: int = 0
     """How often in a row it had another number of things than it should."""
-    error: str = "it was not told anything yet"
+    error: str = "nothing was sent to it yet"
     """Why it is behind."""
     kind: type[Exception] | None = None
     """Of the error that says so."""
@@ -121,7 +121,7 @@ class ReplicaSet:
             try:
                 nodes[shard] = self._peers.call(shard, ShardCalls.node(), WHERE_S)
             except TensorVineError as exc:
-                log.info("shard %d: shard %d does not say where it is: %s", self._index, shard, exc)
+                log.info("shard %d: shard %d did not return its node: %s", self._index, shard, exc)
         missing = [shard for shard in candidates if shard not in nodes]
         if missing and not self.backups and time.monotonic() - self._began < PATIENCE_S:
             return
@@ -132,7 +132,7 @@ class ReplicaSet:
         apart = len({nodes[shard] for shard in (self._index, *chosen)}) == self._copies + 1
         if not apart and (self._apart or not self.backups):
             log.warning(
-                "shard %d: expected %d nodes for its copies; the shards that answer are on %d: copies share a node",
+                "shard %d: expected %d nodes for its copies; found shards on %d nodes: copies share a node",
                 self._index,
                 self._copies + 1,
                 len(set(nodes.values())),

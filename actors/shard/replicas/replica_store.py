@@ -163,8 +163,8 @@ class ReplicaStore:
         if isinstance(source, ReplicaOf):
             if source.replica_store != self.name:
                 raise ShardUnavailableError(
-                    f"shard {self._state.index}: expected a message to its present incarnation; found one "
-                    "to an earlier one, whose replicas are gone"
+                    f"shard {self._state.index}: expected a message to its current incarnation; found a message to an "
+                    "earlier one, whose replicas no longer exist"
                 )
             source = source.source
         return self._replicas.setdefault(source, Replica(source))
@@ -183,7 +183,7 @@ class ReplicaStore:
         copy = next((m.copies[segment] for m in self._replicas.values() if segment in m.copies), None)
         if copy is None or not set(slots) <= set(copy.slots):
             raise ModelLostError(
-                f"replica store of {self._node}: expected slots {list(slots)} of {segment}; they were dropped"
+                f"replica store of {self._node}: expected slots {list(slots)} of segment {segment}; they were deleted"
             )
         return copy
 

@@ -142,7 +142,7 @@ class Replication:
             return None
 
         if not await self._notifier.until(Change.REPLICAS, look, deadline):
-            log.warning("shard %d: a shard that drains keeps its replica until another has it", self._index)
+            log.warning("shard %d: a draining shard keeps its replica until another shard has a copy", self._index)
 
     async def _put(
         self, backup: Backup, segments: Collection[SegmentId], records: Mapping[ModelRef, Kept], deadline: Deadline
@@ -213,7 +213,7 @@ class Replication:
                 self._open(shard)
                 self._ask(shard, ShardCalls.leave_replica(self._index, self._incarnation))
             except TensorVineError as exc:
-                log.info("shard %d: shard %d keeps an old replica for now: %s", self._index, shard, exc)
+                log.info("shard %d: shard %d could not delete an old replica yet: %s", self._index, shard, exc)
                 if shard in self._peers.others:
                     continue
             self._replica_set.former.discard(shard)
@@ -230,7 +230,7 @@ class Replication:
                 if heard != self._incarnation:
                     self._replica_set.former.add(shard)
             except TensorVineError as exc:
-                log.info("shard %d: shard %d does not say what it keeps: %s", self._index, shard, exc)
+                log.info("shard %d: shard %d did not return the state of its replica: %s", self._index, shard, exc)
         self._looked = time.monotonic()
 
     def _sync(self, backup: Backup) -> None:
@@ -266,8 +266,8 @@ class Replication:
         if opened.incarnation > self._incarnation:
             if self._accepted and shard not in self._unheard:
                 raise ShardUnavailableError(
-                    f"shard {self._index}: expected to be its latest incarnation, {self._incarnation}; "
-                    f"{opened.incarnation} runs elsewhere"
+                    f"shard {self._index}: expected incarnation {self._incarnation} to be the latest; "
+                    f"incarnation {opened.incarnation} runs elsewhere"
                 )
             self._incarnation = opened.incarnation + 1  # backups that go by the old number are told all again
             opened = self._ask(shard, ShardCalls.open_replica(self._index, self._incarnation))
@@ -346,7 +346,7 @@ class Replication:
             try:
                 self._ask(backup.shard, self._put_in(backup, some, {}), PUT_S)
             except ModelLostError as exc:
-                log.debug("shard %d: a segment went while it was copied: %s", self._index, exc)
+                log.debug("shard %d: a segment was released while it was copied: %s", self._index, exc)
         remaining = list(refs)
         while remaining:
             some_refs, remaining = remaining[:PUT_RECORDS], remaining[PUT_RECORDS:]

@@ -83,7 +83,7 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
         if refs is not None:
             restored.refs = refs
             return restored
-    log.error("shard %d started again, and no other shard has a replica of it", index)
+    log.error("shard %d restarted: no other shard has a replica of it", index)
     return restored
 
 
@@ -99,9 +99,9 @@ def _brought_back(context: ShardContext, shard: int, home_of: Callable[[str], in
             return _given(context, shard, home_of)
         except TensorVineError as exc:
             if not isinstance(exc, ShardUnavailableError) or deadline.passed:
-                log.error("shard %d: shard %d could not give its replica back: %s", context.index, shard, exc)
+                log.error("shard %d: shard %d could not return its replica: %s", context.index, shard, exc)
                 return None
-            log.info("shard %d: shard %d is asked for its replica again: %s", context.index, shard, exc)
+            log.info("shard %d: requesting its replica from shard %d failed, retrying: %s", context.index, shard, exc)
         pauses.wait()
 
 
@@ -116,7 +116,7 @@ def _given(context: ShardContext, shard: int, home_of: Callable[[str], int]) -> 
     _take(context, offer, here, parts)
     refs = _enter(context, offer, home_of)
     log.warning(
-        "shard %d started again: shard %d gave %d versions and %d of %d segments back in %.2f s",
+        "shard %d restarted: shard %d returned %d versions and %d of %d segments in %.2f s",
         context.index,
         shard,
         len(refs),
@@ -144,7 +144,7 @@ def _standings(index: int, peers: Peers) -> dict[int, tuple[int, SequenceNumber]
             except OperationTimeoutError as exc:
                 why = exc
             if time.monotonic() - began > patience:
-                log.warning("shard %d: shard %d is not asked for a replica any more: %s", index, shard, why)
+                log.warning("shard %d: shard %d is no longer asked for a replica: %s", index, shard, why)
                 waiting.discard(shard)
         if waiting:
             pauses.wait()
@@ -170,7 +170,7 @@ def _admission(segment_memory: SegmentMemory, wanted: Mapping[SegmentId, Origina
         left = [s for s in lengths if s not in parts]
         offsets = segment_memory.grant(_OWNER, [lengths[s] for s in left])
         if not offsets:
-            log.error("%d segments do not fit into the memory, and are lost: %s", len(left), left[:10])
+            log.error("%d segments are lost, as they do not fit into the memory: %s", len(left), left[:10])
             break
         parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
     return parts
@@ -205,7 +205,7 @@ def _fetched(
     except CorruptDataError as exc:
         if len(wanted) == 1:
             log.error(
-                "shard %d: segment %s is lost, its replica is damaged: %s", context.index, next(iter(wanted)), exc
+                "shard %d: segment %s is lost, as its replica is damaged: %s", context.index, next(iter(wanted)), exc
             )
             return {}
     found: dict[SegmentId, Copy] = {}
@@ -237,4 +237,4 @@ def _enter_version(state: ShardState, kept: Kept) -> None:
         try:
             state.hold(ref, {segment: slots})
         except TensorVineError as exc:
-            log.error("shard %d: %s is lost in part: %s", state.index, ref, exc)
+            log.error("shard %d: %s is partly lost: %s", state.index, ref, exc)

@@ -62,7 +62,7 @@ class BlockServer:
             if served is not None:
                 return served
             self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
-        raise self._segment_memory.crowded(f"segments {list(slots)} to be sent")
+        raise self._segment_memory.crowded(f"segments {list(slots)} for sending")
 
     def _answer(
         self, slots: Slots, timeout: float, hashed: bool
@@ -81,7 +81,7 @@ class BlockServer:
         _, late = wait(hashing, deadline.left())
         if late:
             raise OperationTimeoutError(
-                f"segments {list(served)}: expected their hashes in time; {len(late)} are missing"
+                f"segments {list(served)}: expected their hashes in time; {len(late)} hashes are missing"
             )
         with self._lock:
             known = self._state.digests(segment for segment, sent in served.items() if self._lies_at(segment, sent))
@@ -120,6 +120,6 @@ def _chosen(segment: Segment, slots: Sequence[int]) -> dict[int, tuple[int, int]
     """
     gone = [slot for slot in slots if slot >= len(segment.sizes) or segment.offsets[slot] == GONE]
     if gone:
-        raise ModelLostError(f"segment {segment.id}: expected slots {list(slots)}; {gone} are not there any more")
+        raise ModelLostError(f"segment {segment.id}: expected slots {list(slots)}; slots {gone} no longer exist")
     found = {slot: (at, segment.sizes[slot]) for slot in slots if isinstance(at := segment.offsets[slot], int)}
     return found if len(found) == len(set(slots)) else None

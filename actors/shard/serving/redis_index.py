@@ -199,10 +199,10 @@ class RedisIndex:
                 self._keep_up()
             except (StorageError, CorruptDataError) as exc:
                 if not self._away:
-                    log.warning("%s; consumers outside the cluster hear nothing until it is back", exc)
+                    log.warning("%s; consumers outside the cluster get no updates until Redis answers", exc)
                 self._away = True
             except Exception:
-                log.exception("shard %d: posting in Redis failed; it begins again", self._config.index)
+                log.exception("shard %d: publishing to Redis failed, starting again", self._config.index)
             pauses.wait()
 
     def _learn(self) -> None:
@@ -284,7 +284,7 @@ class RedisIndex:
                 return
             if self._away:
                 self._away = False
-                log.warning("Redis at %s answers again; all live versions are posted there", self._redis.where)
+                log.warning("Redis at %s answers again; all live versions are published there", self._redis.where)
 
     @property
     def _is_to_compare(self) -> bool:

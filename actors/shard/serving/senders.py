@@ -55,6 +55,6 @@ class Senders:
     def _open(self, backend: str) -> PairSender:
         index = self._config.index
         if self._block_server is None:
-            raise ShardUnavailableError(f"shard {index}: expected an address to listen at; it has none")
+            raise ShardUnavailableError(f"shard {index}: expected a TCP server to listen on; found none")
         label = f"{self._config.repository}/shard-{index}/{backend}"
         return PairSender(backend, label, self._block_server.find, self._rendezvous)

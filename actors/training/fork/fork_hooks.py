@@ -122,20 +122,24 @@ class ForkHooks:
         where = f"fork {order.id}: rank {self._rank} of {self._run!r}"
         if (order.run, order.sources) != (self._run, self._size):
             raise ForkError(
-                f"{where}: expected an order for its {self._size} ranks; found {order.run!r}, {order.sources}"
+                f"{where}: expected an order for its {self._size} ranks; found {order.sources} ranks of {order.run!r}"
             )
         order.check(self._training.specs(), where)
         with self._lock:
             taken = self._fork if self._running() else None
             if taken is not None and (taken.order.id != order.id or taken.state.began_at):
                 at = taken.sender.step
-                raise ForkError(f"{where}: expected no other fork; fork {taken.order.id} at step {at} goes on")
+                raise ForkError(
+                    f"{where}: expected no other fork in progress; found fork {taken.order.id} at step {at}"
+                )
             known = self._states.get(order.id)
             if taken is None and known is not None and (known.state.began_at or known.sender.error is not None):
-                raise ForkError(f"{where}: expected a fork that is new, or goes on; it has ended")
+                raise ForkError(f"{where}: expected a fork that is new or in progress; it has ended")
             done = self._training.steps_done
             if step < done or step <= self._begun != done:
-                raise ForkError(f"{where}: expected a step to come; step {step} is past, {self._begun} has begun")
+                raise ForkError(
+                    f"{where}: expected a step that has not begun; found {step}, but {self._begun} has begun"
+                )
             if taken is not None:
                 taken.state.step = step
                 taken.sender.order(step)
@@ -177,7 +181,7 @@ class ForkHooks:
             if fork.sender.step != done:
                 where = f"fork {fork.order.id}: rank {self._rank} of {self._run!r}"
                 raise ForkError(
-                    f"{where}: expected step {fork.sender.step} to be the last one that ended; it is {done}"
+                    f"{where}: expected step {fork.sender.step} to be the last step that ended; found {done}"
                 )
             self._begin(fork)
         self._hand_over(fork)
@@ -257,7 +261,9 @@ class ForkHooks:
         fork = self._fork
         if fork is not None and fork.state.captured:
             if not fork.sender.wait(0.0):
-                log.info("fork %s: rank %d of %r ends when its state is sent", fork.order.id, self._rank, self._run)
+                log.info(
+                    "fork %s: rank %d of %r will close when its state is sent", fork.order.id, self._rank, self._run
+                )
                 fork.sender.wait(fork.deadline.left())
             if not fork.told.wait(TOLD_S):
                 fork.told.set()  # nobody asks: a second call does not wait again
@@ -281,7 +287,7 @@ class ForkHooks:
         """Return a fork that was ordered here; the lock is held."""
         if fork_id not in self._states:
             where = f"fork {fork_id}: rank {self._rank} of {self._run!r}"
-            raise ForkError(f"{where}: expected a fork that was ordered here")
+            raise ForkError(f"{where}: expected a fork that this rank has accepted; found an unknown id")
         return self._states[fork_id]
 
     def _running(self) -> bool:

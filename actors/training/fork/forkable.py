@@ -106,7 +106,7 @@ class Forkable:
 
     def _take(self, order: ForkOrder, clone: int) -> ForkReceiver:
         if self._ready().busy or self._receiver is not None or self._forked.steps_done:
-            raise ForkError(f"{self._where}: adopt: expected a training that has not begun; found one that has")
+            raise ForkError(f"{self._where}: adopt: expected a new training; it has trained, or is part of a fork")
         self._receiver = ForkReceiver(order, clone, self._forked, self._connect)
         return self._receiver
 
@@ -122,7 +122,9 @@ class Forkable:
         coming = self._told_of(fork)
         await asyncio.wait([coming], timeout=TOLD_S)
         if not coming.done():
-            raise ForkError(f"{self._where}: train: expected to be told of fork {fork} within {TOLD_S} s; it was not")
+            raise ForkError(
+                f"{self._where}: train: expected the order of fork {fork} within {TOLD_S} s; it was not received"
+            )
         coming.result()
 
     @answers(ForkCalls.descend)

@@ -70,10 +70,12 @@ class ForkOrder:
                 raise ForkError(f"{where}: expected {_text(spec)}; found {_text(other) if other else 'no such tensor'}")
         if found:
             raise ForkError(
-                f"{where}: expected {len(self.specs)} tensors; found {_text(next(iter(found.values())))}, too"
+                f"{where}: expected {len(self.specs)} tensors; also found {_text(next(iter(found.values())))}"
             )
         if [spec.name for spec in specs] != [spec.name for spec in self.specs]:
-            raise ForkError(f"{where}: expected the tensors in the order in which {self.run!r} updates them")
+            raise ForkError(
+                f"{where}: expected the tensors in the order of updates of {self.run!r}; found another order"
+            )
 
 
 def _text(spec: TensorSpec) -> str:

@@ -104,7 +104,9 @@ class ForkReceiver:
                 kind = PeerGoneError if isinstance(self._error, PeerLostError) else ForkError
                 raise kind(f"{self._where}: {self._error}") from self._error
             if not ready():
-                raise OperationTimeoutError(f"{self._where}: expected {what} within {timeout:.1f} s; it did not come")
+                raise OperationTimeoutError(
+                    f"{self._where}: expected {what} within {timeout:.1f} s; it was not received"
+                )
 
     def _sources(self) -> list[int]:
         return [source for source, clone in self._plan.pairs() if clone == self._clone]

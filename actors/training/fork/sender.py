@@ -129,8 +129,8 @@ class ForkSender:
                 lambda: self._error is not None or self._agreed or self._step > begins, AGREE_S
             )
         if not known:
-            expected = f"the word that all ranks have taken step {self._step} within {AGREE_S} s"
-            self.fail(ForkError(f"{self._where}: expected {expected}; it did not come"))
+            expected = f"within {AGREE_S} s that all ranks agree on step {self._step}"
+            self.fail(ForkError(f"{self._where}: expected {expected}; they did not"))
 
     def offer(self, tensor: int, array: object, stable: bool) -> None:
         """Tell that a tensor has its final value.
@@ -178,7 +178,7 @@ class ForkSender:
                     if not self._changed.wait(deadline.left()):
                         late = [stream.clone for stream in self._streams if stream.borrows]
                         raise ForkError(
-                            f"{self._where}: expected clones {late} to take what is sent; they are too slow"
+                            f"{self._where}: expected clones {late} to receive the state in time; they are too slow"
                         )
         except ForkError as exc:
             self.fail(exc)
@@ -289,9 +289,7 @@ class ForkSender:
         if self._error is not None:
             raise ForkError(str(self._error))
         if not came:
-            raise OperationTimeoutError(
-                f"expected the end of step {self._step} within {self._order.timeout} s; it did not come"
-            )
+            raise OperationTimeoutError(f"expected step {self._step} to end within {self._order.timeout} s; it did not")
 
 
 class _Stream:

@@ -37,15 +37,15 @@ from .state import KerasState
 
 
 class FitHooks(keras.callbacks.Callback):
-    """Calls hooks in each step of `model.fit`. The caller that makes it closes it.
+    """A Keras callback that calls `Hooks` in each step of `model.fit`. Close it after use.
 
     Args:
-        model: built, and compiled with an optimizer; not with XLA, and with one step per execution.
-        steps_done: steps before the first fit.
+        model: A built model, compiled with an optimizer, `jit_compile=False` and `steps_per_execution=1`.
+        steps_done: Number of steps trained before the first fit.
 
     Raises:
-        ValueError: it is not; see `KerasState`, too.
-        GraphError: the model has no weights yet because its input shape is unknown.
+        ValueError: if the model is compiled in another way, does not run on TensorFlow, or uses several devices.
+        GraphError: if the model has no weights yet because its input shape is unknown.
     """
 
     def __init__(self, model: keras.Model, *, steps_done: int = 0) -> None:
@@ -53,27 +53,27 @@ class FitHooks(keras.callbacks.Callback):
         self._where = f"fit of {model.name!r}"
         _check(model, self._where)
         self.state = KerasState(model, self._where)
-        """What is forked."""
+        """The state to fork."""
         self.state.steps_done = steps_done
         self._fitted = model
         self._tells = Tells(self.state, Failure())
         self._step: Any = None
-        """The model's own `train_step`, while ours is in its place."""
+        """The model's own `train_step`, while it is replaced."""
         self._lock = threading.Lock()
         """Held while a step begins or ends, and while a state is captured between two steps."""
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Attach what is called in each step; None: nothing."""
+        """Set the hooks to call in each step. None removes them."""
         self._tells.hooks = hooks
 
     def set_model(self, model: keras.Model) -> None:
-        """Take part in a fit: the step is compiled anew if it was compiled without hooks.
+        """Prepare for a fit. The first time, Keras must compile the model's train step again.
 
         Raises:
-            ValueError: it is another model, or compiled in another way by now.
+            ValueError: if `model` is another model, or was compiled again with XLA or several steps per execution.
         """
         if model is not self._fitted:
-            raise ValueError(f"{self._where}: expected a fit of that model; found one of {model.name!r}")
+            raise ValueError(f"{self._where}: expected the model of this callback; found another one, {model.name!r}")
         _check(model, self._where)
         super().set_model(model)
         if self._step is None:
@@ -82,18 +82,18 @@ class FitHooks(keras.callbacks.Callback):
             model.train_function = None
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Tell that a step begins."""
+        """Notify the hooks that a step begins."""
         with self._lock:
             self._tells.begin(self.state.steps_done + 1)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Tell that a step has ended."""
+        """Count the step and notify the hooks that it has ended."""
         with self._lock:
             self.state.steps_done += 1
             self._tells.end(self.state.steps_done)
 
     def close(self) -> None:
-        """Put the model's own train step back. A second call does nothing."""
+        """Restore the model's own train step. Further calls do nothing."""
         self._tells.hooks = None
         if self._step is not None:
             del self._fitted.train_step
@@ -115,20 +115,26 @@ class FitHooks(keras.callbacks.Callback):
 
 
 class ForkCallback(OutsideRank, FitHooks):
-    """Makes this process's `model.fit` a rank that `fork` can fork, from any process of the cluster.
+    """A Keras callback that makes a plain `model.fit` forkable.
+
+    During a `with` block, any process of the cluster can find this rank with `find_trainers` and fork it with `fork`.
+    The state includes the model's weights, the optimizer's state and random states, but no metrics and no states of
+    stateful recurrent layers. Steps are batches, counted over all fits with the same callback.
 
     Args:
-        run: the run's name, by which `find_trainers` finds it; no other run has it.
-        model: as in `FitHooks`. Its optimizer may be wrapped in one that averages gradients over ranks.
-        rank: this rank.
-        size: ranks of the run.
-        steps_done: steps before the first fit.
-        engine: what runs the rank's mailbox; None: the one that runs (`Repository.start`).
+        run: Name of the run, unique among the running ones.
+        model: A built model on TensorFlow and one device, compiled with an optimizer, `jit_compile=False` and
+            `steps_per_execution=1`. A wrapper around the optimizer may average the gradients over the ranks.
+        rank: Number of this rank, from 0.
+        size: Number of ranks of the run.
+        steps_done: Number of steps trained before the first fit.
+        engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
-        ForkError: a rank of this run and number is there already.
-        ValueError: see `FitHooks`; or there is no such rank.
-        RepositoryNotFoundError: no Ray runs.
+        ForkError: if another process has registered the same run and rank.
+        ValueError: if the model is not compiled in this way, or `rank` is not below `size`.
+        GraphError: if the model has no weights yet because its input shape is unknown.
+        RepositoryNotFoundError: if no cluster of the engine runs.
 
     >>> with ForkCallback("resnet", model) as forkable:
     ...     model.fit(x, y, callbacks=[forkable])                                # doctest: +SKIP
@@ -146,13 +152,13 @@ class ForkCallback(OutsideRank, FitHooks):
     ) -> None:
         if not 0 <= rank < size or steps_done < 0:
             raise ValueError(
-                f"rank of {run!r}: expected a rank below {size} and steps from 0; found rank {rank}, {steps_done} steps"
+                f"rank of {run!r}: expected a rank below {size} and steps_done from 0; found {rank} and {steps_done}"
             )
         super().__init__(model, steps_done=steps_done)
         self.run, self.rank, self.size = run, rank, size
         self._engine = engine_for(engine)
         self._inside = False
-        """A step has begun."""
+        """Whether a step is in progress."""
         self._counted = 0
         self._ends: deque[float] = deque(maxlen=LAST_STEPS)
         joins = partial(connect, rendezvous=ActorRendezvous(self._engine))
@@ -162,12 +168,12 @@ class ForkCallback(OutsideRank, FitHooks):
         self._mailbox = MailboxServer(self._engine, run, rank, self)
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Tell that a step begins."""
+        """Notify the hooks that a step begins."""
         self._inside = True
         super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Tell that a step has ended."""
+        """Count the step and notify the hooks that it has ended."""
         super().on_train_batch_end(batch, logs)
         self._inside = False
         self._counted += 1
@@ -177,7 +183,7 @@ class ForkCallback(OutsideRank, FitHooks):
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began, including `steps_done` of the constructor."""
         return self.state.steps_done
 
     def specs(self) -> Sequence[TensorSpec]:
@@ -185,11 +191,11 @@ class ForkCallback(OutsideRank, FitHooks):
         return self.state.specs()
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor's present value, which later steps do not change."""
+        """Return a snapshot of a tensor's current value. Later steps do not change it."""
         return self.state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return what is no tensor, as `KerasTraining.restore` takes it."""
+        """Return the part of the state that is not tensors, in the form that `KerasTraining.restore` accepts."""
         return {"options": {}, **self.state.facts()}
 
     def _read_order(self) -> Sequence[str]:

@@ -189,8 +189,8 @@ class Tells(_Flagged):
         ]
         if writers:
             log.warning(
-                "%s: a step writes to variables that no layer and not the optimizer holds: clones go on with other "
-                "values; it does so in %s",
+                "%s: a step writes to variables that belong to neither a layer nor the optimizer. Clones continue with "
+                "other values of them. The operations are %s",
                 self._state.where,
                 ", ".join(writers),
             )

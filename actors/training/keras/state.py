@@ -168,12 +168,12 @@ class KerasState:
 
 def _check(model: keras.Model, where: str) -> None:
     if keras.backend.backend() != "tensorflow":
-        raise ValueError(f"{where}: expected Keras on TensorFlow; found it on {keras.backend.backend()}")
+        raise ValueError(f"{where}: expected Keras with the TensorFlow backend; found {keras.backend.backend()}")
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"{where}: expected a compiled model with an optimizer; found {model.name!r} without one")
     replicas = cast(int, model.distribute_strategy.num_replicas_in_sync)
     if replicas != 1:
-        raise ValueError(f"{where}: expected a model on one device, ranks are processes; found {replicas} replicas")
+        raise ValueError(f"{where}: expected a model on one device, one process per rank; found {replicas} replicas")
 
 
 def _optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:

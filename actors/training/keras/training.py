@@ -40,19 +40,30 @@ RATE = "learning_rate"
 
 
 class KerasTraining:
-    """One rank of a data-parallel Keras training (`training.Training`).
+    """One rank of a data-parallel Keras training on TensorFlow. Implements `Training`.
+
+    A step runs the forward pass, the loss, the gradients and the update by the model's own optimizer in one compiled
+    function. It does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of
+    rank 0. Each rank has its own statistics and random states.
+
+    In our runs on a CPU, the same state and data always gave the same bits. On a GPU, call
+    `tf.config.experimental.enable_op_determinism()` in the build function. Do not use TensorFlow's own random
+    operations (`tf.random.*`), because their state cannot be read; the layers of Keras do not use them. The states of
+    stateful recurrent layers are not part of the training's state.
 
     Args:
-        context: what the rank is built from. Of its options, "learning_rate" is set here if the optimizer has no
-            schedule; others are for the caller that builds the training.
-        model: built, and compiled with an optimizer and a loss.
-        batches: called with the step (from 1), the rank and the number of ranks. Ranks should have batches of one
-            size, for gradients are averaged over the ranks.
-        options: takes what `configure` is told beyond the learning rate.
+        context: The context passed to the build function. The option "learning_rate" is applied to the optimizer,
+            unless it has a schedule. The build function must apply all other options.
+        model: A built model, compiled with an optimizer and a loss.
+        batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps count from 1. The result
+            must depend on these arguments only. The batches of all ranks should have the same size, because gradients
+            are averaged over the ranks.
+        options: Function of a mapping, which applies the other options that are passed to `configure`.
 
     Raises:
-        ValueError: see `KerasState`; or the learning rate is no number from 0.
-        GraphError: the model has no weights yet because its input shape is unknown.
+        ValueError: if the model is not compiled with an optimizer, does not run on TensorFlow or uses several devices,
+            or if the learning rate is not a finite number of at least 0.
+        GraphError: if the model has no weights yet because its input shape is unknown.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     >>> model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
@@ -81,7 +92,7 @@ class KerasTraining:
         self._batches, self._options = batches, options
         self._state = KerasState(model, self._where)
         self._told = {name: value for name, value in context.options.items() if name in self._known_options()}
-        """Options that the user said."""
+        """Options that the user set."""
         self._configure(self._told)
         self._failure = Failure()
         self._tells = Tells(self._state, self._failure)
@@ -96,19 +107,20 @@ class KerasTraining:
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began, including those before a fork."""
         return self._state.steps_done
 
     def step(self) -> float:
-        """Train one step; gives the loss of this rank's batch.
+        """Train one step and return the loss of this rank's batch.
 
         Raises:
-            RuntimeError: an earlier step failed.
-            PeerLostError, OperationTimeoutError: another rank is gone.
+            RuntimeError: if an earlier step failed.
+            PeerLostError: if another rank died or left.
+            OperationTimeoutError: if another rank does not respond in time.
         """
         number = self.steps_done + 1
         if self._torn:
-            raise RuntimeError(f"{self._where}: expected whole weights; a step before step {number} failed")
+            raise RuntimeError(f"{self._where}: step {number}: expected consistent weights; an earlier step failed")
         x, y, weights = keras.utils.unpack_x_y_sample_weight(
             self._batches(number, self.context.rank, self.context.size)
         )
@@ -128,14 +140,14 @@ class KerasTraining:
         return loss
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Attach what is called in each step."""
+        """Set the hooks to call in each step. None removes them."""
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Go on with another learning rate; see this class's argument `options` for others.
+        """Set the learning rate. Other options are passed to the constructor's `options` function.
 
         Raises:
-            ValueError: an option that is not known, or no finite number from 0.
+            ValueError: if an option is unknown, or the learning rate is not a finite number of at least 0.
         """
         known = self._known_options()
         others = {name: value for name, value in options.items() if name not in known}
@@ -148,7 +160,7 @@ class KerasTraining:
             self._options(others)
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` takes an option of this name."""
+        """Return whether `configure` accepts an option of this name."""
         return self._options is not None or option in self._known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
@@ -156,41 +168,41 @@ class KerasTraining:
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """Name the tensors in the order in which the next step reads them."""
+        """List the names of all tensors, in the order in which the next step reads them."""
         return self._state.forward_order()
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor's present value, which later steps do not change."""
+        """Return a snapshot of a tensor's current value. Later steps do not change it."""
         return self._state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return steps done, learning rate, options that were told, random states of Python and NumPy."""
+        """Return the number of steps, the learning rates, the options, and the random states of Python and NumPy."""
         return {"options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
-        """Return the memory that a tensor is received into."""
+        """Return memory to receive a tensor into."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Tell that all of a tensor's memory has been written."""
+        """Take over a tensor whose `memory` has been written completely."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
-        """Take over another rank's facts; options that this rank was told otherwise than that one stay.
+        """Apply the `facts` of another rank. Options that this rank was given with other values keep them.
 
         Raises:
-            ValueError: they are of another optimizer.
+            ValueError: if the `facts` belong to another optimizer.
         """
         self._state.restore(facts)
         other = facts["options"]
         self._configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Have the next step call `wait(name)` before it first reads a tensor; None: no more."""
+        """Make the next step call `wait(name)` before it first reads each tensor. None cancels this."""
         self._gates.set(wait)
 
     def close(self) -> None:
-        """Let go of the hooks and the gradients."""
+        """Remove the hooks and stop averaging gradients."""
         self._tells.hooks = None
         if self._gradients is not None:
             self._gradients.close()

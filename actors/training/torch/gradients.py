@@ -48,7 +48,7 @@ class Gradients:
         like = [*parameters, self._used]
         sizes = [item.numel() * item.element_size() for item in like]
         dtypes = [str(item.dtype).removeprefix("torch.") for item in like]
-        self._reducer = Reducer(group, sizes, dtypes=dtypes, names=[*names, "which are used"])
+        self._reducer = Reducer(group, sizes, dtypes=dtypes, names=[*names, "flags of used gradients"])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-update")
         self._came: SimpleQueue[int | None] = SimpleQueue()
         self._means: dict[int, torch.Tensor] = {}
@@ -78,7 +78,7 @@ class Gradients:
         place = self._index[id(parameter)]
         gradient = parameter.grad
         if gradient is None or gradient.is_sparse:
-            raise ValueError(f"gradient of {self._names[place]!r}: expected a dense one; found a sparse one")
+            raise ValueError(f"gradient of {self._names[place]!r}: expected a dense gradient; found a sparse one")
         self._used[place] = 1
         self._hand_over(place, gradient)
         self._came.put(place)
@@ -92,7 +92,7 @@ class Gradients:
         missing = [place for place in range(len(self._parameters)) if place not in self._means]
         for place in missing:
             self._hand_over(place, torch.zeros_like(self._parameters[place]))
-        self._reducer.ready(len(self._parameters), as_numpy(self._used, "gradients that are used"))
+        self._reducer.ready(len(self._parameters), as_numpy(self._used, "flags of used gradients"))
         self._came.put(None)
         if self._following is not None:
             self._following.result()

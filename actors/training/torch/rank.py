@@ -37,22 +37,27 @@ from .state import Scheduler, TorchState
 
 
 class ForkableRank(OutsideRank):
-    """Makes the rank that this process is one that `fork` can fork, from any process of the cluster.
+    """Makes a PyTorch training loop of your own forkable, such as DDP under torchrun or a Ray Train worker.
+
+    Each process of the training creates a `ForkableRank` and encloses each step in `with forkable.step()`: forward and
+    backward pass, optimizer and schedule. Do not change the state between these blocks. While the outer `with` block
+    is active, any process of the cluster can find the rank with `find_trainers` and fork it with `fork`.
 
     Args:
-        run: the run's name, by which `find_trainers` finds it; no other run has it.
-        rank: this rank.
-        size: ranks of the run.
-        model: it may be wrapped in DistributedDataParallel.
-        optimizer: of the model's parameters.
-        scheduler: the learning-rate schedule, which the loop steps; None: none.
-        steps_done: steps before this loop.
-        engine: what runs the rank's mailbox; None: the one that runs (`Repository.start`).
+        run: Name of the run, unique among the running ones.
+        rank: Number of this rank, from 0.
+        size: Number of ranks of the run.
+        model: The model. It may be wrapped in `DistributedDataParallel`.
+        optimizer: The optimizer of the model's parameters.
+        scheduler: The learning-rate schedule, which the loop must step. None means no schedule.
+        steps_done: Number of steps trained before this loop.
+        engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
-        ForkError: a rank of this run and number is there already.
-        ValueError: see `TorchState`.
-        RepositoryNotFoundError: no Ray runs.
+        ForkError: if another process has registered the same run and rank.
+        ValueError: if `rank` is not below `size`; if the optimizer is LBFGS, has parameters that the model does not
+            have, or keeps state other than tensors, numbers and strings; or if the scheduler is ReduceLROnPlateau.
+        RepositoryNotFoundError: if no cluster of the engine runs.
 
     >>> with ForkableRank("resnet", dist.get_rank(), dist.get_world_size(), model, optimizer) as forkable:
     ...     for batch in loader:                                                 # doctest: +SKIP
@@ -76,7 +81,7 @@ class ForkableRank(OutsideRank):
     ) -> None:
         if not 0 <= rank < size or steps_done < 0:
             raise ValueError(
-                f"rank of {run!r}: expected a rank below {size} and steps from 0; found rank {rank}, {steps_done} steps"
+                f"rank of {run!r}: expected a rank below {size} and steps_done from 0; found {rank} and {steps_done}"
             )
         self.run, self.rank, self.size = run, rank, size
         self._engine = engine_for(engine)
@@ -85,7 +90,7 @@ class ForkableRank(OutsideRank):
         self._state = TorchState(model, optimizer, scheduler, rank, f"rank {rank} of {run!r}")
         self._done, self._counted = steps_done, 0
         self._inside = False
-        """A step has begun."""
+        """Whether a step is in progress."""
         self._lock = threading.Lock()
         """Held while a step begins or ends, and while a state is captured between two steps."""
         self._ends: deque[float] = deque(maxlen=LAST_STEPS)
@@ -103,7 +108,10 @@ class ForkableRank(OutsideRank):
 
     @contextmanager
     def step(self) -> Generator[int]:
-        """Enclose one step of the loop; gives its number, from 1."""
+        """Enclose one step of the loop in a `with` block, which yields the step's number, from 1.
+
+        A block that raises an exception does not count as a step.
+        """
         with self._lock:
             number, self._inside = self._done + 1, True
             self._fork_hooks.step_begins(number)
@@ -131,7 +139,7 @@ class ForkableRank(OutsideRank):
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began, including `steps_done` of the constructor."""
         return self._done
 
     def specs(self) -> Sequence[TensorSpec]:
@@ -139,11 +147,11 @@ class ForkableRank(OutsideRank):
         return self._state.specs()
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor's present value; of buffers and random state a copy."""
+        """Return the current value of a tensor. Buffers and random states are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return what is no tensor, as `TorchTraining.restore` takes it."""
+        """Return the part of the state that is not tensors, in the form that `TorchTraining.restore` accepts."""
         return {"steps_done": self._done, "read": None, "options": {}, **self._state.facts()}
 
     def _read_order(self) -> Sequence[str]:

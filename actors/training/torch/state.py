@@ -68,7 +68,7 @@ class TorchState:
         known = {id(parameter): name for name, parameter in self.parameters.items()}
         mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if any(id(parameter) not in known for parameter in mine):
-            raise ValueError(f"{where}: optimizer: expected parameters of the model; found others, too")
+            raise ValueError(f"{where}: optimizer: expected only parameters of the model; found others")
         order = {name: place for place, name in enumerate(self.parameters)}
         names = sorted((known[id(parameter)] for parameter in mine), key=lambda name: -order[name])
         self.trained = {name: self.parameters[name] for name in names}
@@ -318,7 +318,9 @@ class TorchState:
             others = {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)}
             unknown = state.keys() - others.keys() - self._slots[name].keys()
             if unknown:
-                raise ValueError(f"{self.where}: optimizer state of {name!r}: expected no {sorted(unknown)}")
+                raise ValueError(
+                    f"{self.where}: optimizer state of {name!r}: expected no further tensors; found {sorted(unknown)}"
+                )
             if others:
                 found[name] = others
         return encode(found, f"{self.where}: optimizer state")
@@ -326,11 +328,9 @@ class TorchState:
 
 def _check_kind(optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, where: str) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(f"{where}: optimizer: expected one that takes a step by itself; found LBFGS")
+        raise ValueError(f"{where}: optimizer: expected an optimizer whose step needs no closure; found LBFGS")
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ValueError(
-            f"{where}: scheduler: expected one that goes by steps; found ReduceLROnPlateau, which goes by a loss"
-        )
+        raise ValueError(f"{where}: scheduler: expected a schedule that needs no metric; found ReduceLROnPlateau")
 
 
 def _generators(parameters: Iterable[torch.Tensor]) -> dict[str, _Generator]:

@@ -46,22 +46,28 @@ Batches = Callable[[int, int, int], Any]
 
 
 class TorchTraining:
-    """One rank of a data-parallel PyTorch training (`training.Training`).
+    """One rank of a data-parallel PyTorch training. Implements `Training`.
+
+    All ranks begin with the model of rank 0. Each rank has its own buffers, such as batch statistics.
 
     Args:
-        context: what the rank is built from. Of its options, "learning_rate", "momentum", "weight_decay" and "seed" are
-            set here; others are for the caller that builds the training.
-        model: it is trained in the mode in which it is.
-        optimizer: any of torch.optim but LBFGS; for clipping by a norm, give it a step pre-hook.
-        loss: called with the model and a batch.
-        batches: called with the step (from 1), the rank and the number of ranks.
-        scheduler: steps once after each step.
-        options: takes what `configure` is told beyond the above.
-        overlap: whether parameters are updated while the backward pass goes on. False is needed by a model which uses
-            weights detached whose gradients come before the backward pass has passed that use.
+        context: The context passed to the build function. The options "learning_rate", "momentum", "weight_decay" and
+            "seed" are applied here. The build function must apply all other options.
+        model: The model. Its training or evaluation mode is not changed.
+        optimizer: An optimizer of `torch.optim` other than LBFGS. To clip gradients by their norm, register a step
+            pre-hook on it.
+        loss: Function `(model, batch) -> loss`, which returns a scalar tensor.
+        batches: Function `(step, rank, size) -> batch`. Steps count from 1. The result must depend on these arguments
+            only.
+        scheduler: Learning-rate schedule, stepped after each step. None means no schedule.
+        options: Function of a mapping, which applies the other options that are passed to `configure`.
+        overlap: Whether to update each parameter during the backward pass, as soon as its gradient is final. Use False
+            for a model whose backward pass reads a weight later than that, for example a detached weight. In
+            this case, `step` raises a `RuntimeError` that recommends `overlap=False`.
 
     Raises:
-        ValueError: see `TorchState`; or an option has a wrong value.
+        ValueError: if the optimizer is LBFGS, has parameters that the model does not have, or keeps state other than
+            tensors, numbers and strings; if the scheduler is ReduceLROnPlateau; or if an option has an invalid value.
 
     >>> model = nn.Linear(2, 1)
     >>> training = TorchTraining(
@@ -94,7 +100,7 @@ class TorchTraining:
         self._state = TorchState(model, optimizer, scheduler, context.rank, self._where)
         known = self._state.known_options()
         self._told = {name: _plain(value) for name, value in context.options.items() if name in known}
-        """Options that the user said."""
+        """Options that the user set."""
         self._state.configure(self._told)
         self._state.settled()
         self._overlap = overlap and not overlapping(self._state.trained.values())
@@ -126,19 +132,20 @@ class TorchTraining:
 
     @property
     def steps_done(self) -> int:
-        """Steps since the training's beginning."""
+        """Number of steps since the training began, including those before a fork."""
         return self._done
 
     def step(self) -> float:
-        """Train one step; gives the loss of this rank's batch.
+        """Train one step and return the loss of this rank's batch.
 
         Raises:
-            RuntimeError: an earlier step failed in its middle; or the model needs `overlap=False`.
-            PeerLostError, OperationTimeoutError: another rank is gone.
+            RuntimeError: if an earlier step failed during the update, or the model needs `overlap=False`.
+            PeerLostError: if another rank died or left.
+            OperationTimeoutError: if another rank does not respond in time.
         """
         if self._torn:
             raise RuntimeError(
-                f"{self._where}: expected whole parameters; step {self._done + 1} failed in their update"
+                f"{self._where}: expected consistent parameters; step {self._done + 1} failed during their update"
             )
         number, hooks = self._done + 1, self._hooks
         telling = hooks is not None and hooks.step_begins(number)
@@ -165,14 +172,19 @@ class TorchTraining:
         return float(loss.detach())
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Attach what is called in each step."""
+        """Set the hooks to call in each step. None removes them."""
         self._hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Go on with other options; see `TorchState.configure` and this class's argument `options`.
+        """Change the given options.
+
+        "learning_rate" applies to all parameter groups. With a schedule, it sets the initial rate, or the peak rate of
+        OneCycleLR, and the schedule keeps its position. "momentum" and "weight_decay" exist if the optimizer has them.
+        "seed" seeds the random generators of Python, NumPy and PyTorch, differently on each rank. Other options are
+        passed to the constructor's `options` function.
 
         Raises:
-            ValueError: an option that is not known, or a wrong value.
+            ValueError: if an option is unknown, or is not a finite number of at least 0 (an integer for "seed").
         """
         known = self._state.known_options()
         others = {name: value for name, value in options.items() if name not in known}
@@ -185,39 +197,42 @@ class TorchTraining:
             self._options(others)
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` takes an option of this name."""
+        """Return whether `configure` accepts an option of this name."""
         return self._options is not None or option in self._state.known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors, in the order of the backward pass as far as that of registration tells."""
+        """List the tensors of the state, trained parameters first, in reverse order of registration."""
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """Name the tensors as the first forward pass read them, or, before it, as they were registered."""
+        """List the names of the tensors, in the order in which the first forward pass read them.
+
+        Before that pass, they are in the order of registration.
+        """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor's present value; of buffers and random state a copy."""
+        """Return the current value of a tensor. Buffers and random states are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return steps done, options of the optimizer, schedule and random state."""
+        """Return the part of the state that is not tensors: steps, optimizer options, schedule and random states."""
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
-        """Return the memory that a tensor is received into."""
+        """Return memory to receive a tensor into."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Tell that all of a tensor's memory has been written."""
+        """Take over a tensor whose `memory` has been written completely."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
-        """Take over another rank's facts; options that this rank was told otherwise than that one stay.
+        """Apply the `facts` of another rank. Options that this rank was given with other values keep them.
 
         Raises:
-            ValueError: they are of another optimizer or schedule.
+            ValueError: if the `facts` belong to another optimizer or schedule.
         """
         self._state.restore(facts)
         self._loaded_past_it = True
@@ -226,12 +241,12 @@ class TorchTraining:
         self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Have the next step call `wait(name)` before it first reads a tensor, or at its end if it does not."""
+        """Make the next step call `wait(name)` before it first reads each tensor, or at its end for unread tensors."""
         self._wait = wait
         self._gated = {} if wait is None else {spec.name: None for spec in self.specs()}
 
     def close(self) -> None:
-        """Let go of hooks and gradients."""
+        """Remove the hooks and stop averaging gradients."""
         self._hooks = None
         for handle in self._handles:
             handle.remove()
@@ -240,7 +255,7 @@ class TorchTraining:
             self._gradients.close()
 
     def let_through(self, names: Iterable[str] | None = None) -> None:
-        """Wait until tensors are there that the gate still holds; None: all."""
+        """Wait for tensors that a clone has not received yet. None means all of them."""
         wait = self._wait
         if wait is None or not self._gated:
             return
@@ -250,11 +265,11 @@ class TorchTraining:
                 self._gated.pop(name, None)
 
     def parts(self, parameter: nn.Parameter) -> list[str]:
-        """Name the tensors that change when a parameter is updated."""
+        """List the names of the tensors that change when a parameter is updated."""
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Array, bool]:
-        """Return a tensor's present value, and whether that is a copy."""
+        """Return the current value of a tensor, and whether it is a copy."""
         return self._state.view(name)
 
     def _begin_alike(self, group: Group) -> None:
@@ -308,8 +323,8 @@ class TorchTraining:
         except RuntimeError as exc:
             if updates.begun and "modified by an inplace operation" in str(exc):
                 raise RuntimeError(
-                    f"{self._where}: the backward pass reads a parameter after its gradient is final (a weight used "
-                    "detached?): expected TorchTraining(overlap=False) for this model"
+                    f"{self._where}: the backward pass reads a parameter after its update, perhaps a detached weight: "
+                    "use TorchTraining(overlap=False) for this model"
                 ) from exc
             raise
         finally:

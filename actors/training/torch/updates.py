@@ -73,8 +73,8 @@ class Updates:
         """
         if id(parameter) in self._counted:
             raise RuntimeError(
-                f"gradient of {name!r}: expected it once in a backward pass; found it twice, as re-entrant "
-                "checkpointing gives it: use checkpoint(use_reentrant=False)"
+                f"gradient of {name!r}: expected one gradient per backward pass; found two, as with re-entrant "
+                "checkpointing: use checkpoint(use_reentrant=False)"
             )
         self._counted.add(id(parameter))
 

@@ -83,7 +83,9 @@ def test_a_close_that_cannot_write_all_logs_what_it_waits_for_raises_and_closes_
     def broadcast(request: Request[Any], timeout: float, heard: object) -> None:
         if request.remote.name == "flush":
             asked.append(request.arguments)
-            eventually(lambda: "waiting for its path: shard 0: m@1, m@2" in caplog.text, "the log says what for")
+            eventually(
+                lambda: "waiting for writes to its path: shard 0: m@1, m@2" in caplog.text, "the log says what for"
+            )
             raise error("of one shard")
 
     def call(shard: int, request: Request[Any], timeout: float) -> None:

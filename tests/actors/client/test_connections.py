@@ -102,7 +102,7 @@ def test_the_blocks_of_a_shard_are_carried_where_its_id_and_descriptor_are_anoth
         assert session.connection(0).view is None
         assert session.connection(0).epoch() is None
     assert len(caplog.records) == 1
-    assert "its blocks are carried: shared memory: expected descriptor" in caplog.text
+    assert "copied by other transports: shared memory: expected descriptor" in caplog.text
     session.close()
 
 

@@ -184,7 +184,7 @@ class TestBadFiles:
         numpy = pytest.importorskip("safetensors.numpy")
         file = tmp_path / "bad.safetensors"
         numpy.save_file({"a": np.zeros(1)}, file, metadata={f"tensorvine.{fact}": text})
-        with pytest.raises(CorruptDataError, match=f"{file}: expected facts that export wrote"):
+        with pytest.raises(CorruptDataError, match=f"{file}: expected metadata written by export"):
             repo.import_(file, "bad")
 
     @pytest.mark.parametrize("path", ["memory://a", "fsspec+memory://a", "mock:///a", "unknown://a", "/a\0b"])

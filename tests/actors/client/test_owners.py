@@ -79,7 +79,7 @@ def test_another_user_gets_in_only_by_name(default: Repository) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     for refused in told[:3]:
-        assert refused.startswith("repository 'default': expected one of nobody (user 65534)")
+        assert refused.startswith("repository 'default': expected owner nobody (user 65534)")
         assert str(Owner.here()) in refused
     assert told[3:] == [["m@1"], ["m@1"], ["m@1"], []]
     assert default.models() == []
@@ -119,7 +119,7 @@ def test_who_ends_a_repository_that_was_stopped_leaves_the_next_ones_of_its_name
         client._session.refresh()
         assert client.shards == (0,)
         first.close() if way == "close" else client.stop()
-        assert "another one of this name goes on" in caplog.text
+        assert "another repository of this name keeps running" in caplog.text
         assert [str(ref) for ref in second.models()] == ["m@1"]
         with Repository.connect() as found:
             assert found._session.topology.started_by == second._session.topology.started_by

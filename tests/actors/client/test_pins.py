@@ -102,7 +102,7 @@ class Wire:
 
     def result(self, answer: dict[str, Any], timeout: float, who: str) -> Any:
         if not answer:
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came")
+            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out")
         if "error" in answer:
             raise answer["error"]
         return answer["value"]
@@ -319,7 +319,7 @@ def test_a_save_that_was_begun_and_failed_leaves_no_pin_on_any_shard(wire: Wire,
     assert wire.pins() == [1, 1]
     session.pins.abort(save)
     assert wire.pins() == [0, 0]
-    with pytest.raises(OperationTimeoutError, match="expected to be under way; it has ended"):
+    with pytest.raises(OperationTimeoutError, match="expected to be in progress; it has ended"):
         session.call(1, begin(session, save, name_at(1)))
     assert wire.pins() == [0, 0]
 
@@ -393,7 +393,7 @@ def test_a_match_is_pinned_again_after_the_session_lapsed(
         session.pins.renew(5.0)
         session.pins.renew(5.0)
     assert sum(wire.pins()) == 1
-    assert caplog.text.count(f"the pin of {match.ref} had ended with the session; it is pinned again") == 1
+    assert caplog.text.count(f"the pin of {match.ref} had expired with the session; pinned again") == 1
     home = wire.shards[TOPOLOGY.home(match.ref.name)].state
     home.retire(match.ref)
     assert home.record(match.ref.name, match.ref.version, session.client).header.ref == match.ref
@@ -411,7 +411,7 @@ def test_a_match_whose_version_was_retired_while_the_session_had_lapsed_raises(
     with caplog.at_level(logging.ERROR):
         session.pins.renew(5.0)
         session.pins.renew(5.0)
-    why = f"{match.ref}: expected to be pinned still; its pin ended with the session"
+    why = f"{match.ref}: expected it to be pinned; its pin expired with the session"
     assert caplog.text.count(why) == 1
     for read in (lambda: match.layers, lambda: match.tensors):
         with pytest.raises(ModelNotFoundError, match=why):

@@ -201,7 +201,7 @@ def test_many_bytes_are_fetched_and_few_are_brought(near: Near, part: Part) -> N
     ],
 )
 def test_what_is_no_slice_of_the_tensor_is_refused(near: Near, part: Part, start: tuple[int, ...], array: Any) -> None:
-    with pytest.raises(TensorMismatchError, match=r"expected a slice of \(4, 4\) with 4 bytes an element; "):
+    with pytest.raises(TensorMismatchError, match=r"expected a slice of \(4, 4\) with 4 bytes per element; "):
         Place(0, SAVE, part, 0, (4, 4), 4).bring(cast(Session, near), start, array, WAIT_S)
 
 
@@ -238,7 +238,7 @@ def test_a_save_that_has_ended_is_brought_nothing(near: Near) -> None:
     (offset,) = near.memory.grant(save, [LENGTH])
     part = Part(offset, LENGTH)
     near.memory.end_save(save)
-    with pytest.raises(ShardUnavailableError, match="the save was given up"):
+    with pytest.raises(ShardUnavailableError, match="the save was cancelled"):
         put_together(part, [Piece(0, (1, 1), (0, 0), (1, 1), b"1")], save, near.memory, None, WAIT_S)
 
 
@@ -246,7 +246,9 @@ def test_no_segment_is_made_of_what_is_still_being_filled(near: Near) -> None:
     save = Save("client", 3)
     (offset,) = near.memory.grant(save, [LENGTH])
     part, blocks = Part(offset, LENGTH), [((0, 9), Part(offset, LENGTH), (LENGTH,))]
-    unended = pytest.raises(ShardUnavailableError, match=r"expected what fills .* to have ended; some has not")
+    unended = pytest.raises(
+        ShardUnavailableError, match=r"expected .* to be complete; another process is still filling it"
+    )
     with near.memory.filling([part], save), near.memory.filling([part], save), unended:
         near.memory.adopt(save, os.getpid(), blocks)
     near.memory.adopt(save, os.getpid(), blocks)

@@ -93,7 +93,7 @@ def test_pytorch_tensors_are_taken_where_they_lie() -> None:
     assert typed(torch.zeros(2, dtype=torch.bfloat16), "x").dtype == ml_dtypes.bfloat16
     for refused, message in [
         (torch.zeros(4, 4).t()[:2], "contiguous"),
-        (torch.zeros(3, dtype=torch.complex64).conj(), "conjugates"),
+        (torch.zeros(3, dtype=torch.complex64).conj(), "conjugated"),
         (torch.zeros(3).to_sparse(), "contiguous"),
         (torch.zeros(3, device="meta"), "found one on meta"),
         (torch.float32, "CPU"),

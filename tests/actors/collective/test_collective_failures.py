@@ -135,4 +135,4 @@ def test_the_failure_of_a_message_reaches_those_who_wait_for_others(tmp_path: Pa
         assert_lost(ranks[0].outcome(), "dies")
         told: Any = ranks[1].outcome()
         assert_lost(told, "dies")
-        assert "told by rank 0" in told[1]
+        assert "reported by rank 0" in told[1]

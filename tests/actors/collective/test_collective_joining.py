@@ -71,7 +71,7 @@ def test_who_does_not_come_is_named_and_the_key_is_free_again(place: Rendezvous)
         jobs = [partial(place.exchange, "missing", rank, 4, {}, 1.0) for rank in (0, 2)]
         for error in at_once([partial(outcome, job) for job in jobs]):
             assert isinstance(error, OperationTimeoutError)
-            assert "expected ranks 0 to 3 to come within 1.0 s; 1, 3 did not" in str(error)
+            assert "expected ranks 0 to 3 to join within 1.0 s; 1, 3 did not" in str(error)
     assert place.exchange("missing", 0, 1, {"a": 1}, 20) == [{"a": 1}]
 
 
@@ -83,7 +83,7 @@ def test_who_did_not_wait_long_enough_is_named() -> None:
     assert str(meeting.late(1.0)).endswith("2, 3 did not")
     assert not meeting.come(2, 4, {})
     assert not meeting.come(3, 4, {})
-    assert str(meeting.late(1.0)).endswith("0 had given up")
+    assert str(meeting.late(1.0)).endswith("0 had stopped waiting")
     assert meeting.come(0, 4, {})
 
 
@@ -95,7 +95,10 @@ def test_who_comes_again_after_giving_up_is_welcome(place: Rendezvous) -> None:
 
 @pytest.mark.parametrize(
     ("second", "message"),
-    [((0, 2), "expected one rank 0; found another"), ((1, 3), "expected a group of 2; found rank 1 of 3")],
+    [
+        ((0, 2), "expected one member of rank 0; found a second one"),
+        ((1, 3), "expected a group of 2; found rank 1 of 3"),
+    ],
 )
 def test_two_that_contradict_each_other_are_refused(place: Rendezvous, second: tuple[int, int], message: str) -> None:
     key = f"contradiction {message}"
@@ -185,7 +188,7 @@ def test_members_that_want_different_back_ends_are_told() -> None:
         ({"rank": -1}, "found rank -1 of 2"),
         ({"size": 0}, "found rank 0 of 0"),
         ({"backend": "mpi"}, "expected auto, shared, gloo, nccl; found 'mpi'"),
-        ({"timeout": 0}, "expected a time above 0"),
+        ({"timeout": 0}, "expected a finite timeout above 0"),
         ({"epoch": -1}, "epoch -1"),
     ],
 )

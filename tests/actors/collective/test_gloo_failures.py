@@ -53,7 +53,7 @@ def test_a_wait_that_is_shorter_than_the_operation_s_time_breaks_the_group_too()
         with pytest.raises(OperationTimeoutError, match="recv of 32 bytes"):
             work.wait()
         assert work.done()
-        with pytest.raises(OperationTimeoutError, match="told by rank 0"):
+        with pytest.raises(OperationTimeoutError, match="reported by rank 0"):
             members[1].send(np.zeros(4), 0, timeout=5)
 
 
@@ -224,6 +224,6 @@ def test_a_death_reaches_those_who_wait_for_others(mortal: Callable[..., tuple[l
     begun = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 3 died"):
         members[0].recv(np.zeros(4), 3)
-    with pytest.raises(PeerLostError, match=r"rank 3 died \(told by rank 0\)"):
+    with pytest.raises(PeerLostError, match=r"rank 3 died \(reported by rank 0\)"):
         waiting.wait()
     assert time.monotonic() - begun < 10

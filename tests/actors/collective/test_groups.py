@@ -246,7 +246,7 @@ def test_arrays_of_pytorch_and_tensorflow(joined):
         pair = torch.zeros(2, dtype=torch.int32)
         group.broadcast(pair, 0)
         assert pair.tolist() == [7, 8]
-        with pytest.raises(TensorMismatchError, match="expected an array that can be written to"):
+        with pytest.raises(TensorMismatchError, match="expected a writable array"):
             group.irecv(tensorflow.zeros(3), 0)
 
     assert each(joined(2), act) == [None] * 2

@@ -80,7 +80,7 @@ def test_two_who_come_as_the_same_rank_are_told_apart(backend):
         second = join(backend, 1, 2, name=name, rendezvous=meeting)
     errors = [future.exception() for future in first]
     assert sorted(type(error).__name__ for error in errors) == ["NoneType", "ValueError"]
-    assert any(f"group '{name}', epoch 0: expected one rank 0" in str(error) for error in errors)
+    assert any(f"group '{name}', epoch 0: expected one member of rank 0" in str(error) for error in errors)
     second.close()
     next(future.result() for future in first if future.exception() is None).close()
 
@@ -92,9 +92,9 @@ def test_two_who_come_as_the_same_rank_are_told_apart(backend):
         ({"rank": -1, "size": 2}, "found rank -1 of 2"),
         ({"rank": 0, "size": 0}, "found rank 0 of 0"),
         ({"rank": 0, "size": 1, "backend": "mpi"}, "backend: expected auto, shared, gloo, nccl; found 'mpi'"),
-        ({"rank": 0, "size": 1, "timeout": 0}, "expected a time above 0"),
-        ({"rank": 0, "size": 1, "timeout": float("nan")}, "expected a time above 0"),
-        ({"rank": 0, "size": 1, "epoch": -1}, "an epoch from 0; found 20.0 s, epoch -1"),
+        ({"rank": 0, "size": 1, "timeout": 0}, "expected a finite timeout above 0"),
+        ({"rank": 0, "size": 1, "timeout": float("nan")}, "expected a finite timeout above 0"),
+        ({"rank": 0, "size": 1, "epoch": -1}, "an epoch of at least 0; found 20.0 s, epoch -1"),
     ],
 )
 def test_a_join_with_wrong_arguments_is_refused(arguments, message):
@@ -111,8 +111,8 @@ def test_members_that_want_different_things_hear_of_it():
             lambda: connect("mixed", 1, 2, backend="auto", **meeting),
         ]
     )
-    assert "expected back end 'shared' of all ranks; found 'auto' of rank 1" in str(found[0])
-    assert "expected back end 'auto' of all ranks; found 'shared' of rank 0" in str(found[1])
+    assert "expected back end 'shared' on all ranks; found 'auto' on rank 1" in str(found[0])
+    assert "expected back end 'auto' on all ranks; found 'shared' on rank 0" in str(found[1])
 
 
 def test_auto_is_shared_memory_on_one_machine():

@@ -74,7 +74,7 @@ class TestRepository:
         other = Site(server)
         try:
             eventually(lambda: len(posted_shards(server.url, "repo")) == 1, "where the other's shard is")
-            with pytest.raises(StorageError, match="no repository named 'repo' but this one; another runs"):
+            with pytest.raises(StorageError, match="no other running repository named 'repo'; found one"):
                 start(server, name="repo")
             assert present_start(server.url, "repo") == "s1"
         finally:

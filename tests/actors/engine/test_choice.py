@@ -52,7 +52,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("address", ["spark://127.0.0.1:7077", "127.0.0.1:port"])
     def test_an_address_that_is_none(self, address: str) -> None:
-        with pytest.raises(OptionError, match=f"expected the address of a scheduler of Dask; found '{address}'"):
+        with pytest.raises(OptionError, match=f"expected the address of a Dask scheduler; found '{address}'"):
             start_engine(address)
 
     def test_an_address_where_nobody_listens(self) -> None:
@@ -60,7 +60,7 @@ class TestRefused:
             start_engine("tcp://127.0.0.1:1")
 
     def test_a_dask_that_nothing_names(self) -> None:
-        with pytest.raises(RepositoryNotFoundError, match=r"a client that is current.*DASK_SCHEDULER_ADDRESS"):
+        with pytest.raises(RepositoryNotFoundError, match=r"current Dask client.*DASK_SCHEDULER_ADDRESS"):
             Repository.connect(engine="dask")
 
 
@@ -84,13 +84,16 @@ class TestBoth:
 
     def test_a_program_with_both_has_to_say_which(self, dask: DaskEngine) -> None:
         assert isinstance(engine_here(), RayEngine)
-        with Client(dask._seat.cluster), pytest.raises(OptionError, match="as both run in this process"):
+        with (
+            Client(dask._seat.cluster),
+            pytest.raises(OptionError, match="both Ray and a Dask client run in this process"),
+        ):
             Repository.connect("anything")
 
     def test_a_dask_that_is_there_for_something_else_is_left_alone(self, dask: DaskEngine) -> None:
         with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=":0") as client:
             assert isinstance(engine_here(), RayEngine)
-            with pytest.raises(OptionError, match="as both run in this process"):
+            with pytest.raises(OptionError, match="both Ray and a Dask client run in this process"):
                 engine_for()
             assert isinstance(engine_for("ray"), RayEngine)
             assert not client.run_on_scheduler(lambda dask_scheduler: ASK in dask_scheduler.handlers)
@@ -176,7 +179,7 @@ class TestDask:
     def test_a_client_of_a_loop_is_refused(self, cluster: LocalCluster) -> None:
         async def refused() -> None:
             async with Client(cluster.scheduler_address, asynchronous=True) as client:
-                with pytest.raises(OptionError, match="expected one that is not asynchronous"):
+                with pytest.raises(OptionError, match="expected a synchronous client"):
                     engine_for(client)
 
         import asyncio

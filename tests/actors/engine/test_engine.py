@@ -375,7 +375,7 @@ def test_a_head_that_does_not_answer_is_an_error_of_the_tree(asked, monkeypatch)
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_actor", late)
-    with pytest.raises(ShardUnavailableError, match="a: expected an answer of the cluster's head; the head is under"):
+    with pytest.raises(ShardUnavailableError, match="a: expected an answer from the cluster's head; the head is under"):
         asked(engine_ray.RayEngine())
 
 

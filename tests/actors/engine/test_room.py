@@ -46,7 +46,7 @@ class TestGroups:
         found = available(tmp_path / "groups", told)
         assert found.nbytes == 260 * MIB
         assert found.limited_by == f"the limit of 500 MiB in {root / 'job'}"
-        with pytest.raises(StoreFullError, match="found 260 MiB, as the limit of 500 MiB"):
+        with pytest.raises(StoreFullError, match="found 260 MiB, according to the limit of 500 MiB"):
             found.check()
 
     def test_a_container_that_does_not_see_where_it_is(

@@ -511,7 +511,7 @@ class TestSegmentMemory:
         monkeypatch.undo()
         assert others == []
         assert held.grant(Save("c", 2), [length]) == [offset]
-        with pytest.raises(ShardUnavailableError, match="the save was given up"):
+        with pytest.raises(ShardUnavailableError, match="the save was cancelled"):
             held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
 
     def test_a_freed_block_has_no_header_before_its_memory_is_another_s(self) -> None:

@@ -31,7 +31,7 @@ def test_the_planner_refuses_names_of_a_sender_that_has_started_again_since() ->
     planner = SimpleNamespace(
         _lock=threading.RLock(), _registry=registry, _topology=Topology("names", (0, 1), "s"), _arrived={}
     )
-    with pytest.raises(MovedError, match="expected shard 0 to be the one that sent them; it has started again"):
+    with pytest.raises(MovedError, match="expected the process of shard 0 that sent them; it has restarted"):
         Planner._note_arrival(cast("Any", planner), TAKER, ["m"], SENDER, 1)
     assert planner._arrived == {}
     Planner._note_arrival(cast("Any", planner), TAKER, ["m"], SENDER, 2)

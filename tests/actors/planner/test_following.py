@@ -50,5 +50,5 @@ def test_a_planner_that_starts_again_goes_on_following(cluster: LocalCluster) ->
 
 
 def test_fewer_shards_than_replicas_are_refused(cluster: LocalCluster) -> None:
-    with pytest.raises(ValueError, match="scaling: expected least of at least replicas=2"):
+    with pytest.raises(ValueError, match="scaling: expected least >= replicas=2"):
         Repository.start("auto-wrong", replicas=2, scaling=ScalePolicy())

@@ -285,7 +285,7 @@ class TestOnePerNode:
             eventually(on(repo, third), "the node that leaves to have handed over", **PATIENTLY)
             assert other not in places(repo).values()
             check(repo, kept)
-            with pytest.raises(OptionError, match="runs already with nodes="):
+            with pytest.raises(OptionError, match="is already running with nodes="):
                 Repository.start(repo.name, nodes={"tensorvine": 2})
 
     def test_a_planner_that_starts_again_goes_on_following(self, nodes: Nodes) -> None:

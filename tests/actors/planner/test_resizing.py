@@ -137,7 +137,7 @@ def test_a_shard_that_is_about_to_join_is_ended_when_the_repository_is_stopped()
 
 def test_who_asks_before_the_planner_has_resumed_waits(planner: Planner) -> None:
     planner.resizing.resume_first()
-    with pytest.raises(OperationTimeoutError, match="another change is under way"):
+    with pytest.raises(OperationTimeoutError, match="another change of the shards is still in progress"):
         planner.resizing.scale(1, timeout=0.01)
     assert planner.handed_over() == []
     planner.resizing.resume()

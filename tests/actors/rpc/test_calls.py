@@ -71,7 +71,7 @@ def test_what_a_call_may_take_and_where_it_is_carried_out_is_that_of_the_part() 
 
 def test_two_parts_that_answer_the_same_call_are_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"Twice\.history: expected one part that answers it; found <class '.*Reading'>"
+        TypeError, match=r"Twice\.history: expected one part that answers it; found another, <class '.*Reading'>"
     ):
 
         @composed([Reading, Reading])

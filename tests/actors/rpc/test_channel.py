@@ -74,7 +74,9 @@ class StandInEngine:
         except FutureTimeoutError as exc:
             if future.done():  # the method's own
                 raise
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; none came") from exc
+            raise OperationTimeoutError(
+                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
+            ) from exc
 
     async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
         return await asyncio.to_thread(self.result, future, timeout, who)
@@ -186,7 +188,9 @@ class TestBothFaces:
             face.call(channel, TargetCalls.fail(MovedError("gone", 1)))
         with pytest.raises(ValueError, match="its own"):
             face.call(channel, TargetCalls.fail(ValueError("its own")))
-        with pytest.raises(OperationTimeoutError, match=rf"{NAME}: wait: expected an answer within 0\.0 s; none came"):
+        with pytest.raises(
+            OperationTimeoutError, match=rf"{NAME}: wait: expected an answer within 0\.0 s; the call timed out"
+        ):
             face.call(channel, TargetCalls.wait("gate"), 0.02)
         face.call(channel, TargetCalls.open("gate"))  # the answer comes, and nobody waits
         assert face.call(channel, TargetCalls.note(7)) == 7
@@ -255,7 +259,7 @@ class TestBothFaces:
         assert face.call(channel, TargetCalls.note(large)) == large
         assert engine.calls[before:] == ["note"]
         serving.run(serving.target.open("y" * 10_000))
-        with pytest.raises(OverflowError, match=r"wait: expected an answer of at most 10000 bytes by a socket; it has"):
+        with pytest.raises(OverflowError, match=r"wait: expected an answer of at most 10000 bytes by a socket; found"):
             face.call(channel, TargetCalls.wait("y" * 10_000))
         assert face.call(channel, TargetCalls.note(1)) == 1
         assert len(engine.calls) == before + 1, "and the socket goes on"

@@ -239,7 +239,7 @@ class TestRetirement:
         assert repo.models() == [refs[3]]
 
     def test_a_job_of_another_run_function_is_an_error(self, repo: Repository) -> None:
-        with pytest.raises(ValueError, match="expected the metadata that run_function gives"):
+        with pytest.raises(ValueError, match="expected the metadata of run_function"):
             Retirement(Population(repo, 2), "r/").on_done(job(0, 0.5))
 
 

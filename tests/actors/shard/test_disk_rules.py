@@ -405,9 +405,9 @@ class TestManifestsThatCannotBeRead:
         Moody(monkeypatch, "manifests/b@1.arrow")
         life = Life(path, again=True)
         for wanted in ({(0, 1): [2]}, {(0, 2): [0]}, {(0, 77): [0]}):
-            with pytest.raises(StorageError, match="cannot be read now, as b@1 cannot"):
+            with pytest.raises(StorageError, match="cannot be read now, because b@1 cannot"):
                 life.state.absent(wanted)
-            with pytest.raises(StorageError, match="cannot be read now, as b@1 cannot"):
+            with pytest.raises(StorageError, match="cannot be read now, because b@1 cannot"):
                 life.state.hold(ModelRef("c", 1), wanted)
         assert life.state.absent({(0, 1): [0, 1]}) == {(0, 1): [0, 1]}
 

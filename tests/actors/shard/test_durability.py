@@ -206,7 +206,7 @@ class TestShardKilled:
             return broadcast(call, *arguments, **options)
 
         monkeypatch.setattr(repo._session, "broadcast", killing_first)
-        with pytest.raises(ShardUnavailableError, match=r"died and started again meanwhile: \[0\]"):
+        with pytest.raises(ShardUnavailableError, match=r"these were restarted meanwhile: \[0\]"):
             repo.flush()
         assert len(asked) == 3
         repo.flush()

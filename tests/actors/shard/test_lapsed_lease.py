@@ -101,7 +101,7 @@ def test_what_comes_to_nothing_where_another_is_in_the_shard_s_place_is_left_to_
     async def save() -> None:
         with pytest.raises(ShardUnavailableError, match="another one runs in its place"):
             await home.commit([])
-        await until(lambda: "m@1 is left as it is at other shards" in caplog.text)
+        await until(lambda: "m@1 cannot be undone at other shards" in caplog.text)
 
     asyncio.run(save())
     assert home.state.models() == tenure.undone == []

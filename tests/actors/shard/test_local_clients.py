@@ -30,4 +30,4 @@ def test_a_client_of_another_namespace_of_process_ids_is_not_watched(caplog: pyt
     clients = LocalClients()
     clients.watch("elsewhere", ProcessId((0, 1), this_process().pid))
     assert not clients.watches("elsewhere")
-    assert "client elsewhere cannot be watched, it gets no memory to fill: its process" in caplog.text
+    assert "client elsewhere cannot be watched, so it cannot write to shared memory: its process" in caplog.text

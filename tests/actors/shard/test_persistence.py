@@ -150,7 +150,7 @@ class TestObjectStoreInTrouble:
             repo.flush()
             assert repo.models() == [ModelRef("m", 1), waiting]
             assert repo.verify() == []
-            with pytest.raises(ValueError, match="runs already with path") as joined:
+            with pytest.raises(ValueError, match="is already running with path") as joined:
                 Repository.start(repo.name, path=s3.uri("elsewhere"))
         for text in (str(caught.value), str(joined.value)):
             assert SECRET not in text

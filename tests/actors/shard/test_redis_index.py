@@ -244,7 +244,7 @@ class TestTrouble:
             one.announce([(header(ModelRef("m", 3), b"l" * 16), BODY)])
             one.retired(ModelRef("m", 1))
             one.retired(ModelRef("n", 1))
-            eventually(lambda: "hear nothing until it is back" in caplog.text, "the log says that it is gone")
+            eventually(lambda: "get no updates until Redis answers" in caplog.text, "the log says that it is gone")
             server.start()
             eventually(lambda: newest(server) == {"m": "3"}, "the difference")
             eventually(lambda: "answers again" in caplog.text, "the log says that it is back")
@@ -253,7 +253,7 @@ class TestTrouble:
         with server.client() as client:
             assert set(client.hkeys("tensorvine:repo:s1:graphs:0")) == {key.hex() for key in GRAPHS}
             assert client.hkeys("tensorvine:repo:s1:shards") == ["0"]
-        gone, back = caplog.text.count("hear nothing until it is back"), caplog.text.count("answers again")
+        gone, back = caplog.text.count("get no updates until Redis answers"), caplog.text.count("answers again")
         assert gone == back >= 1, caplog.text
 
     def test_data_that_were_lost_between_two_commits_come_back_by_themselves(
@@ -274,7 +274,7 @@ class TestTrouble:
         eventually(lambda: newest(server) == {"m": "1"}, "the number")
         server.hang()
         made.announce([(header(ModelRef("m", 2)), BODY)])
-        eventually(lambda: "hear nothing until it is back" in caplog.text, "the log says that it is gone")
+        eventually(lambda: "get no updates until Redis answers" in caplog.text, "the log says that it is gone")
         server.go_on()
         eventually(lambda: newest(server) == {"m": "2"}, "the number after it")
         eventually(lambda: "answers again" in caplog.text, "the log says that it is back")
@@ -387,7 +387,7 @@ class TestStarting:
         name = f"redis-join-{uuid.uuid4().hex[:6]}"
         with (
             Repository.start(name, shards=1, preallocate_bytes=0),
-            pytest.raises(ValueError, match=f"{name!r} runs already without the Redis server"),
+            pytest.raises(ValueError, match=f"{name!r} is already running, and does not use the Redis server"),
         ):
             Repository.start(name, redis=server.url)
         with (

@@ -222,5 +222,5 @@ class TestMoves:
             server.client() as client,
         ):
             client.hset("tensorvine:repo:s1:gone", mapping={s: json.dumps(heirs) for s, heirs in table.items()})
-            with pytest.raises(CorruptDataError, match="found a circle: "):
+            with pytest.raises(CorruptDataError, match="found a cycle: "):
                 reader.posted(ModelRef("m", 1))

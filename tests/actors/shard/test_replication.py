@@ -128,7 +128,7 @@ class TestLives:
         replica.put(2, {(1, 7): copy_of(7)}, {})
         for _ in range(2):
             replica.clear(2)
-        with pytest.raises(ShardUnavailableError, match="replica of shard 1: expected it open; it was let go of"):
+        with pytest.raises(ShardUnavailableError, match="replica of shard 1: expected it to be open; it was closed"):
             replica.put(2, {(1, 8): copy_of(8)}, {ModelRef("m", 1): kept(ModelRef("m", 1))})
         assert (replica.copies, replica.records, replica.nbytes) == ({}, {}, 0)
         assert replica.freed == ["block 7", "block 8"]

@@ -82,9 +82,9 @@ class TestOneIncarnation:
         tenure = entered(head)
         head.cut = True
         eventually(lambda: not tenure.holds, "the lease is over")
-        with pytest.raises(ShardUnavailableError, match=r"shard 3: expected the head .* it does not answer"):
+        with pytest.raises(ShardUnavailableError, match=r"shard 3: expected the head .* the head does not answer"):
             tenure.check()
-        with pytest.raises(OperationTimeoutError, match="it does not answer"):
+        with pytest.raises(OperationTimeoutError, match="the head does not answer"):
             asyncio.run(tenure.held(Deadline.after(0.1)))
         head.cut = False
         asyncio.run(tenure.held(Deadline.after(60.0)))
@@ -95,12 +95,12 @@ class TestOneIncarnation:
         tenure.wait(Deadline.after(0.0))
         head.cut = True
         eventually(lambda: not tenure.holds, "the lease is over")
-        with pytest.raises(OperationTimeoutError, match="it does not answer"):
+        with pytest.raises(OperationTimeoutError, match="the head does not answer"):
             tenure.wait(Deadline.after(0.1))
         head.cut = False
         tenure.wait(Deadline.after(60.0))
         tenure.end()
-        with pytest.raises(ShardUnavailableError, match="it was stopped"):
+        with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
             tenure.wait(NEVER)
 
     def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
@@ -115,7 +115,7 @@ class TestOneIncarnation:
         head.swift.set()
         renewing.join(60.0)
         assert shows[-1] == 0.0
-        with pytest.raises(ShardUnavailableError, match=r"shard 3: .*; it was stopped"):
+        with pytest.raises(ShardUnavailableError, match=r"shard 3: .*; the actor was stopped"):
             asyncio.run(tenure.held(NEVER))
 
     def test_waits_for_a_head_that_does_not_answer_when_it_starts(self, head: Head) -> None:
@@ -170,7 +170,7 @@ class TestTheNextIncarnation:
         former = entered(head, "there")
         entered(head)
         eventually(lambda: not former.holds, "the former one's lease is over")
-        with pytest.raises(ShardUnavailableError, match="another one runs in its place"):
+        with pytest.raises(ShardUnavailableError, match="another process has replaced it"):
             asyncio.run(former.held(NEVER))
 
 

@@ -45,7 +45,7 @@ def test_a_ticker_outlives_failures_of_its_step_and_of_its_pause(caplog: pytest.
     Ticker("example", "shard 0", pause, step)
     assert done.wait(60.0)
     for cause in ("KeyError('a step')", "ValueError('no pause')"):
-        assert caplog.text.count(f"shard 0: example failed, and is tried again: {cause}") == 1
+        assert caplog.text.count(f"shard 0: example failed, retrying: {cause}") == 1
 
 
 @pytest.mark.parametrize("where", ["progressed", "future", "settle"])
@@ -87,7 +87,7 @@ def test_the_thread_that_writes_behind_outlives_any_exception(
             persister.add(job)
         persister.flush(200.0)
     assert bench.on_disk[-1] == ModelRef("m", 3)
-    assert caplog.text.count("shard 0: writing behind failed, and is tried again") == 1
+    assert caplog.text.count("shard 0: background writer failed, retrying") == 1
     eventually(lambda: persister.behind() == (0, 0), "nothing waits")
     persister.bury(jobs[0].header)
 

@@ -77,7 +77,7 @@ class TestSlowDisk:
         """What that shard had only in memory is lost: that its next life has nothing left to write is no promise."""
         repo.save(name_at(repo, 0), {"t": weights(MIB // 4)})
         before_it_is_asked(repo, monkeypatch, lambda: kill_shard(repo, 0))
-        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[0\]"):
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* these were restarted meanwhile: \[0\]"):
             repo.flush(FLUSH_S)
         monkeypatch.undo()
         repo.flush(FLUSH_S)
@@ -183,7 +183,7 @@ def test_a_flush_during_which_a_shard_joins_and_dies_says_so(
     with start(tmp_path, shards=1, store_bytes=32 * MIB) as repo:
         repo.save("m", {"t": weights(MIB // 4)})
         before_it_is_asked(repo, monkeypatch, lambda: (repo.scale(shards=2), kill_shard(repo, 1)))
-        with pytest.raises(ShardUnavailableError, match=r"flush: .* died and started again meanwhile: \[1\]"):
+        with pytest.raises(ShardUnavailableError, match=r"flush: .* these were restarted meanwhile: \[1\]"):
             repo.flush(FLUSH_S)
         monkeypatch.undo()
         repo.flush(FLUSH_S)

@@ -139,9 +139,9 @@ class TestWrongArguments:
     def test_they_are_refused_where_they_are_given(self, saved: Repository) -> None:
         with pytest.raises(ModelNotFoundError):
             load_arrays(saved, "none")
-        with pytest.raises(TensorNotFoundError, match=r"expected tensors among its 5; found no \['x'\]"):
+        with pytest.raises(TensorNotFoundError, match=r"expected names of its 5 tensors; found \['x'\]"):
             load_arrays(saved, "m", tensors=["x"])
-        with pytest.raises(TensorNotFoundError, match=r"expected tensors among its 5; found no \['other'\]"):
+        with pytest.raises(TensorNotFoundError, match=r"expected names of its 5 tensors; found \['other'\]"):
             load_arrays(saved, "m", chunks={"other": 1})
         with pytest.raises(TensorNotFoundError, match="expected a sequence of names; found 'w'"):
             load_arrays(saved, "m", tensors="w")
@@ -158,7 +158,9 @@ class TestConnected:
         with started(client, "starts") as repository:
             monkeypatch.setattr(process, "_engines", [repository.engine])
             assert connected("starts") is connected("starts", start_of(repository))
-            with pytest.raises(RepositoryNotFoundError, match="repository 'starts': expected the one that was asked"):
+            with pytest.raises(
+                RepositoryNotFoundError, match="repository 'starts': expected the start of it that was used"
+            ):
                 connected("starts", "another")
             assert connected("starts", start_of(repository)).models() == []
             disconnect("starts")

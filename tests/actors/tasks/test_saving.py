@@ -146,7 +146,7 @@ class TestSaved:
         np.testing.assert_array_equal(found["x"], LARGE)
         np.testing.assert_allclose(found["product"], LARGE @ LARGE.T, rtol=1e-4)
         np.testing.assert_array_equal(found["plain"], LARGE[:5])
-        with pytest.raises(TensorMismatchError, match="expected a tensor, own or inherited; found none"):
+        with pytest.raises(TensorMismatchError, match="expected at least one tensor, own or inherited; found none"):
             save_arrays(repository, "empty", {})
 
     def test_what_was_loaded_is_changed_and_saved(self, repository: Repository) -> None:
@@ -199,7 +199,7 @@ class TestSaved:
         with dask.config.set(scheduler="sync"):
             save_arrays(repository, "m", {"w": da.from_array(LARGE, 500)})
         np.testing.assert_array_equal(repository.load("m")["w"], LARGE)
-        assert caplog.text.count("messages carry it: nothing can listen here: no address is free") == 1
+        assert caplog.text.count("they are sent in messages: this process cannot listen: no address is free") == 1
 
 
 class TestTrouble:
@@ -215,7 +215,7 @@ class TestTrouble:
 
     def test_chunks_of_another_dtype_than_their_array_says(self, own: Repository) -> None:
         x = da.from_array(LARGE, 300).map_blocks(lambda block: block.view(np.int32), meta=np.empty((0, 0), np.float32))
-        with pytest.raises(TensorMismatchError, match="expected chunks of float32, as their array says; found int32"):
+        with pytest.raises(TensorMismatchError, match="expected chunks of float32, as in their array; found int32"):
             save_arrays(own, "m", {"w": x})
         assert own.models() == []
 
@@ -233,7 +233,7 @@ class TestTrouble:
         """Most of them leave memory of a retired version unwritten, or overwrite another chunk."""
         own.retire(own.save("before", {"w": LARGE}).ref)
         x = da.from_array(LARGE, 300).map_blocks(wrong, meta=np.empty((0, 0), "f4"))
-        says = rf"tensor 'w': expected a chunk of shape .* at .*, as its array says; found ({found})"
+        says = rf"tensor 'w': expected a chunk of shape .* at .*, as in its array; found ({found})"
         with pytest.raises(TensorMismatchError, match=says):
             save_arrays(own, "m", {"w": x})
         assert own.models() == []

@@ -246,7 +246,7 @@ class TestOvertaking:
 
     def test_a_fork_that_does_not_come_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(forkable, "TOLD_S", 0.01)
-        expected = r"rank 0 of 'clones': train: expected to be told of fork f7 within 0\.01 s; it was not"
+        expected = r"rank 0 of 'clones': train: expected the order of fork f7 within 0\.01 s; it was not received"
         with pytest.raises(ForkError, match=expected):
             asyncio.run(Clone()._await_adoption("f7"))
 
@@ -273,12 +273,12 @@ class TestOrders:
 
     def test_a_step_that_is_past(self, standing: Trainers) -> None:
         now = done(standing)
-        with pytest.raises(ForkError, match=f"expected a step to come; step {now - 1} is past, {now} has ended"):
+        with pytest.raises(ForkError, match=f"expected {now}, the last completed step, or later; found {now - 1}"):
             fork(standing, at_step=now - 1)
 
     def test_a_step_that_is_not_reached(self, standing: Trainers) -> None:
         step = done(standing) + 9
-        with pytest.raises(ForkError, match=f"rank . of '{standing.name}': .*the end of step {step}"):
+        with pytest.raises(ForkError, match=f"rank . of '{standing.name}': .*step {step}"):
             fork(standing, 1, at_step=step, name="unreached", timeout=10)
         assert not living("unreached")
         standing.train(1)
@@ -288,7 +288,7 @@ class TestOrders:
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(partial(fork, standing, at_step=now + 5))
             eventually(lambda: all(own.fork for own in standing.describe()), "the first fork is ordered")
-            with pytest.raises(ForkError, match=r"expected no other fork; fork .* is on its way at rank 0"):
+            with pytest.raises(ForkError, match=r"expected no other fork in progress; found fork .* at rank 0"):
                 fork(standing, at_step=now + 6)
             standing.train(10)
             with first.result(WAIT_S) as clones:
@@ -311,7 +311,7 @@ class TestOrders:
         assert info.metadata["fork"]["step"] == done(standing)
 
     def test_options_that_the_training_does_not_have(self, standing: Trainers) -> None:
-        with pytest.raises(ForkError, match=r"options: expected some that it has; found \['raet'\]"):
+        with pytest.raises(ForkError, match=r"options: expected options that the training has; found \['raet'\]"):
             fork(standing, at_step=None, options={"raet": 50, "rate": 0.1}, name="other")
         with pytest.raises(ForkError, match=r"option 'rate': expected .* such as 0.01; found 'fast'"):
             fork(standing, at_step=None, options={"rate": "fast"}, name="other")
@@ -335,12 +335,12 @@ class TestOrders:
         ("arguments", "match"),
         [
             ({"trainers": []}, "trainers: expected at least one"),
-            ({"count": 0}, r"count: expected clones from 1; found \[0\]"),
+            ({"count": 0}, r"count: expected at least 1 clone per group; found \[0\]"),
             ({"at_step": -1}, "at_step: expected a step from 0, or None; found -1"),
             ({"at_step": "now"}, "at_step: expected a step from 0, or None; found 'now'"),
             ({"at_step": 1.5}, "at_step: expected a step from 0, or None; found 1.5"),
             ({"transport": "mpi"}, "transport: expected one of auto, shared, gloo, nccl; found 'mpi'"),
-            ({"steps": -1}, "steps: expected from 0; found -1"),
+            ({"steps": -1}, "steps: expected at least 0; found -1"),
         ],
     )
     def test_wrong_arguments_are_refused_before_anybody_is_asked(self, arguments: dict[str, Any], match: str) -> None:
@@ -348,9 +348,9 @@ class TestOrders:
             fork(**{"trainers": ["a handle"], "at_step": None, **arguments})
 
     def test_options_and_names_are_one_for_each_group(self) -> None:
-        with pytest.raises(ValueError, match="options: expected 2, one for each group; found 1"):
+        with pytest.raises(ValueError, match="options: expected 2, one per group; found 1"):
             fork_many(["a handle"], [1, 1], at_step=None, options=[{}])
-        with pytest.raises(ValueError, match="names: expected 2, one for each group; found 1"):
+        with pytest.raises(ValueError, match="names: expected 2, one per group; found 1"):
             fork_many(["a handle"], [1, 1], at_step=None, names=["a"])
 
 

@@ -153,7 +153,10 @@ class TestHooks:
             fit(net, callback)
 
     def test_the_fit_of_another_model_is_refused(self) -> None:
-        with FitHooks(model("dense")) as callback, pytest.raises(ValueError, match="expected a fit of that model"):
+        with (
+            FitHooks(model("dense")) as callback,
+            pytest.raises(ValueError, match="expected the model of this callback"),
+        ):
             fit(model("dense"), callback)
 
 
@@ -242,7 +245,7 @@ class TestForks:
             fitting = pool.submit(fit, forkable.state.model, forkable, Holding(), steps=2)
             assert inside.wait(TIMEOUT_S)
             assert forker.ask("describe").training
-            with pytest.raises(ForkError, match="step 1 is past, 1 has begun"):
+            with pytest.raises(ForkError, match="found 1, but 1 has begun"):
                 forker.fork(1)
             order = forker.fork(2, timeout=5.0)
             assert forker.ask("describe").fork == order.id
@@ -257,7 +260,7 @@ class TestForks:
     def test_a_second_fit_of_the_name_and_a_rank_that_is_none_are_refused(
         self, forkable: ForkCallback, run: str
     ) -> None:
-        with pytest.raises(ForkError, match="another process has it"):
+        with pytest.raises(ForkError, match="another process uses them"):
             ForkCallback(run, model("dense"), engine=RayEngine())
-        with pytest.raises(ValueError, match="expected a rank below 1 and steps from 0; found rank 1"):
+        with pytest.raises(ValueError, match="expected a rank below 1 and steps_done from 0; found 1 and 0"):
             ForkCallback(run, model("dense"), rank=1)

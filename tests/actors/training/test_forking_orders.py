@@ -30,7 +30,7 @@ class TestAgreement:
             held = pool.submit(lambda: [one.trainings[0].step() for _ in range(AT + 3)])
             one.trainings[1].step()
             one.trainings[1].step()
-            with pytest.raises(ForkError, match="expected a step to come; step 1 is past"):
+            with pytest.raises(ForkError, match="expected a step that has not begun; found 1"):
                 late.arm(one.order, 1)
             assert not held.done()
             assert one.trainings[0].steps_done < 2
@@ -62,7 +62,7 @@ class TestAgreement:
         one = run(1, 1)
         one.ports[0].arm(one.order, AT)
         one.train(AT + 1)
-        failed = f"expected the word that all ranks have taken step {AT} within 0.05 s; it did not come"
+        failed = f"expected within 0.05 s that all ranks agree on step {AT}; they did not"
         with pytest.raises(ForkError, match=failed):
             one.ports[0].agree(one.order.id)
         assert failed in (one.ended()[0] or "")
@@ -75,7 +75,7 @@ class TestAgreement:
         assert one.ports[0].agree(one.order.id)
         one.trainings[0].hook(None)
         one.train(1)
-        with pytest.raises(ForkError, match=f"expected step {AT} to be the last one that ended; it is {AT + 1}"):
+        with pytest.raises(ForkError, match=f"expected step {AT} to be the last step that ended; found {AT + 1}"):
             one.ports[0].capture()
 
     def test_a_rank_that_sends_nothing_takes_another_step(self, run: Make) -> None:
@@ -104,7 +104,7 @@ class TestAgreement:
         one.arm()
         one.train(AT)
         assert one.ended() == [None]
-        with pytest.raises(ForkError, match="expected a fork that is new, or goes on; it has ended"):
+        with pytest.raises(ForkError, match="expected a fork that is new or in progress; it has ended"):
             one.ports[0].arm(one.order, AT + 5)
 
 
@@ -114,14 +114,14 @@ class TestOrders:
     def test_a_step_that_is_past(self, run: Make) -> None:
         one = run(1, 1)
         one.train(AT + 1)
-        with pytest.raises(ForkError, match=f"expected a step to come; step {AT} is past"):
+        with pytest.raises(ForkError, match=f"expected a step that has not begun; found {AT}"):
             one.ports[0].arm(one.order, AT)
 
     def test_another_step_for_a_fork_whose_step_has_come(self, run: Make) -> None:
         one = run(1, 1)
         one.arm()
         one.train(AT)
-        with pytest.raises(ForkError, match=f"expected no other fork; fork .* at step {AT} goes on"):
+        with pytest.raises(ForkError, match=f"expected no other fork in progress; found fork .* at step {AT}"):
             one.ports[0].arm(one.order, AT + 5)
 
     def test_a_step_that_has_begun(self, run: Make) -> None:
@@ -137,7 +137,7 @@ class TestOrders:
 
         one.trainings[0].turn = turn
         one.train(2)
-        assert "step 1 is past, 1 has begun" in found[0]
+        assert "found 1, but 1 has begun" in found[0]
 
     def test_an_order_for_the_step_to_come_is_taken_or_refused_and_never_lost(self, run: Make) -> None:
         one = run(1, 1)
@@ -183,7 +183,9 @@ class TestOrders:
     def test_a_second_fork_while_one_is_on_its_way(self, run: Make) -> None:
         one = run(1, 1)
         one.arm()
-        with pytest.raises(ForkError, match=f"expected no other fork; fork {one.order.id} at step {AT} goes on"):
+        with pytest.raises(
+            ForkError, match=f"expected no other fork in progress; found fork {one.order.id} at step {AT}"
+        ):
             one.ports[0].arm(one.ordered(1), AT + 1)
 
     def test_after_a_cancelled_one_the_next_is_taken(self, run: Make) -> None:
@@ -212,11 +214,11 @@ class TestOrders:
 
     def test_an_order_for_another_run(self, run: Make) -> None:
         one = run(2, 1)
-        with pytest.raises(ForkError, match="expected an order for its 3 ranks; found 'run', 2"):
+        with pytest.raises(ForkError, match="expected an order for its 3 ranks; found 2 ranks of 'run'"):
             ForkHooks(one.trainings[0], "run", 0, 3, one.connect).arm(one.order, AT)
 
     def test_a_fork_that_is_not_known(self, run: Make) -> None:
         one = run(1, 1)
-        with pytest.raises(ForkError, match="expected a fork that was ordered here"):
+        with pytest.raises(ForkError, match="expected a fork that this rank has accepted"):
             one.ports[0].state("nobody", 0.0)
         one.ports[0].cancel("nobody", "is left as it is")

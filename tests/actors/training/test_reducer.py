@@ -198,7 +198,7 @@ def test_ready_returns_while_no_peer_is_there(pair):
         for index, gradient in enumerate(mine):
             reducer.ready(index, gradient)
         assert time.monotonic() - began < WAIT_S / 10
-        with pytest.raises(OperationTimeoutError, match=r"expected the mean of gradient '0' .* peers are not there"):
+        with pytest.raises(OperationTimeoutError, match=r"expected the mean of gradient '0' .* other ranks are late"):
             reducer.wait(0, SOON_S)
         pair[0].close()
 
@@ -207,7 +207,9 @@ def test_a_gradient_that_never_comes_is_named(pair):
     with reducer_of(pair[0], names=[f"layer{index}" for index in range(len(SIZES))]) as reducer:
         reducer.begin()
         reducer.ready(1, np.zeros(SIZES[1], np.float32))
-        with pytest.raises(OperationTimeoutError, match="'layer0', 'layer2', 'layer3', 'layer4' and 3 more never came"):
+        with pytest.raises(
+            OperationTimeoutError, match="'layer0', 'layer2', 'layer3', 'layer4' and 3 more are missing"
+        ):
             reducer.wait(1, SOON_S)
         with pytest.raises(OperationTimeoutError, match=r"rank 0: expected the mean of all gradients within 0.2 s"):
             reducer.wait_all(SOON_S)
@@ -217,7 +219,7 @@ def test_a_step_that_was_not_finished_lets_no_other_begin(pair):
     with reducer_of(pair[0]) as reducer:
         reducer.begin()
         reducer.ready(0, np.zeros(SIZES[0], np.float32))
-        with pytest.raises(PeerLostError, match=r"expected all of the step before; '1', .* never came"):
+        with pytest.raises(PeerLostError, match=r"expected all gradients of the previous step; '1', .* are missing"):
             reducer.begin()
 
 
@@ -246,8 +248,8 @@ def test_a_peer_that_is_silent_is_named():
 @pytest.mark.parametrize(
     ("index", "array", "error", "match"),
     [
-        (len(SIZES), np.zeros(3, np.float32), ValueError, "expected one of 8 gradients; found 8"),
-        (-1, np.zeros(1, np.float32), ValueError, "expected one of 8 gradients; found -1"),
+        (len(SIZES), np.zeros(3, np.float32), ValueError, "expected a gradient's index below 8; found 8"),
+        (-1, np.zeros(1, np.float32), ValueError, "expected a gradient's index below 8; found -1"),
         (1, np.zeros(3, np.float32), TensorMismatchError, "gradient '1': expected 4000 bytes of float32; found 12"),
         (0, np.zeros(3, np.int32), TensorMismatchError, "gradient '0': .* of float32; found 12 of int32"),
         (0, np.zeros(6, np.float32)[::2], TensorMismatchError, "gradient '0'"),
@@ -280,7 +282,7 @@ def test_closing_wakes_who_waits(pair):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reducer.wait, 0, WAIT_S)
         reducer.close()
-        with pytest.raises(PeerLostError, match="it was closed here"):
+        with pytest.raises(PeerLostError, match="expected an open reducer; it was closed"):
             waiting.result(WAIT_S)
     reducer.close()
     with pytest.raises(PeerLostError, match="closed"):

@@ -90,7 +90,7 @@ class TestMailbox:
             return str(caught.value), await mailbox.next(0.0)
 
         message, left = asyncio.run(scene())
-        assert message == "rank 3 of 'run': describe: expected an answer within 0.0 s; its process gave none"
+        assert message == "rank 3 of 'run': describe: expected an answer within 0.0 s; its process sent no answer"
         assert left == []
 
     def test_a_mailbox_has_one_owner(self) -> None:
@@ -189,7 +189,7 @@ class TestMailboxServer:
             target.go.set()
             assert engine.result(waiting, TIMEOUT_S, "the rank") == "f ended"
 
-            with pytest.raises(ForkError, match="another process has it"):
+            with pytest.raises(ForkError, match="another process uses them"):
                 MailboxServer(engine, run, 0, target)
         with pytest.raises(ShardUnavailableError):
             ask(handle, "describe")
@@ -222,7 +222,7 @@ class TestMailboxServer:
             engine.kill(mailbox_name(run, 0))
             box._thread.join(TIMEOUT_S)
             assert not box._thread.is_alive()
-        assert "cannot be forked any more" in caplog.text
+        assert "can no longer be forked" in caplog.text
 
 
 class DdpRank:
@@ -398,7 +398,7 @@ class TestDdp:
 
         run, actors = ddp
         handles = find_trainers(run, timeout=TIMEOUT_S)
-        with pytest.raises(ForkError, match="expected build="):
+        with pytest.raises(ForkError, match="build: expected a function"):
             fork(handles, at_step=None)
         with fork(handles, at_step=None, build=build, steps=4, transport="gloo") as forked:
             expected = answers([actor.train.remote(4) for actor in actors])

@@ -348,10 +348,10 @@ def no_generator(now: StepContext) -> float:
         (misshapen, TensorMismatchError, r"'w': expected shape \(3,\); found \(4,\)"),
         (complex_value, TensorMismatchError, "'w': expected float64"),
         (unknown, TensorNotFoundError, r"expected one of \['w', 'v'\]; found 'x'"),
-        (no_parameter, ValueError, r"reduce: .*parameters \['w'\]; found 'v'"),
+        (no_parameter, ValueError, r"reduce: .*parameters \['w'\], once per step; found 'v'"),
         (misshapen_gradient, TensorMismatchError, r"gradient of 'w': expected shape \(3,\); found \(4,\)"),
-        (reduced_twice, ValueError, "reduce: expected a gradient once"),
-        (not_reduced, ValueError, r"expected reduce\('w', ...\) before it"),
+        (reduced_twice, ValueError, "reduce: expected one of .* once per step"),
+        (not_reduced, ValueError, r"expected a call of reduce\('w', ...\) in this step"),
         (no_generator, ValueError, r"random: expected NumpyTraining\(random=...\)"),
     ],
 )

@@ -131,7 +131,7 @@ class TestOptimizer:
         training._loss = detached
         with pytest.raises(RuntimeError, match="overlap=False"):
             training.step()
-        with pytest.raises(RuntimeError, match="step 1 failed in their update"):
+        with pytest.raises(RuntimeError, match="step 1 failed during their update"):
             training.step()
         other = make("Plain", sgd, overlap=False)
         other._loss = detached
@@ -291,7 +291,7 @@ class TestOptions:
             make("Plain", torch.optim.LBFGS)
         with pytest.raises(ValueError, match="ReduceLROnPlateau"):
             make("Plain", sgd, lr_scheduler.ReduceLROnPlateau)
-        with pytest.raises(ValueError, match="expected parameters of the model; found others"):
+        with pytest.raises(ValueError, match="expected only parameters of the model; found others"):
             make("Plain", lambda parameters: sgd([*parameters, nn.Parameter(torch.ones(2))]))
         with pytest.raises(ValueError, match=r"parameter group\['lr'\]: expected numbers.*; found Tensor"):
             make("Plain", lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.1)))

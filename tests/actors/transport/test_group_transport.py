@@ -393,7 +393,7 @@ class TestParcels:
         parcel = Parcel((Row((0, 1), [0], [5]),), (64,))
         check_parcels((parcel,), {(0, 1): {0: 5}}, "x")
         with pytest.raises(
-            CorruptDataError, match=r"x: segment \(0, 1\): expected slots of bytes {0: 6}; found {0: 5}"
+            CorruptDataError, match=r"x: segment \(0, 1\): expected slots of sizes {0: 6}; found {0: 5}"
         ):
             check_parcels((parcel,), {(0, 1): {0: 6}}, "x")
 
@@ -406,7 +406,7 @@ class TestBackends:
     def test_a_back_end_that_cannot_be_used_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "cupy", None)
         assert not is_here("nccl")
-        with pytest.raises(ShardUnavailableError, match="shard 3: expected what 'nccl' needs"):
+        with pytest.raises(ShardUnavailableError, match="shard 3: expected the packages of 'nccl'"):
             load("nccl", "shard 3")
 
     def test_a_shard_without_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +415,7 @@ class TestBackends:
         monkeypatch.setattr("tensorvine.actors.client.fetch.group_transport.load", lambda backend, where: None)
         reader = Reader(room, "a")
         try:
-            with pytest.raises(ShardUnavailableError, match=r"room/0/\w+: expected what 'nccl' needs"):
+            with pytest.raises(ShardUnavailableError, match=r"room/0/\w+: expected the packages of 'nccl'"):
                 reader.read(room.add(1))
         finally:
             room.sender.close()

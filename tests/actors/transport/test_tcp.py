@@ -164,7 +164,7 @@ class TestContent:
     def test_a_segment_that_is_let_go_before_it_is_hashed_is_lost(self, store: Store) -> None:
         store.add((0, 0), b"abc")
         server = TcpServer(lambda s, t, h: (store.answer(s, t, h)[0], dict), "127.0.0.1")
-        with pytest.raises(ModelLostError, match=r"\(0, 0\).*let go"):
+        with pytest.raises(ModelLostError, match=r"\(0, 0\).*released"):
             TcpClient(server.address, server.token).read({(0, 0): [0]}, 10, "a test", digests=True)
         server.close()
 

@@ -130,14 +130,17 @@ class TestBadAnswers:
 
     def test_more_bytes_than_there_is_memory_are_refused(self) -> None:
         answer = message({"rows": [[[0, 0], [0], [1 << 60]]]})
-        with impostor(answer) as address, pytest.raises(CorruptDataError, match="expected what there is memory for"):
+        with (
+            impostor(answer) as address,
+            pytest.raises(CorruptDataError, match="expected an answer that fits in memory"),
+        ):
             TcpClient(address, "t").read({(0, 0): [0]}, 10, "a test")
 
     def test_sizes_other_than_the_manifests_are_refused_before_memory_is_taken(self) -> None:
         answer = message({"rows": [[[0, 0], [0], [1 << 30]]]})
         with impostor(answer) as address:
             client = TcpClient(address, "t")
-            match = r"segment \(0, 0\): expected slots of bytes {0: 3}; found {0: 1073741824}"
+            match = r"segment \(0, 0\): expected slots of sizes {0: 3}; found {0: 1073741824}"
             check_refused(lambda: client.read({(0, 0): {0: 3}}, 10, "a test"), len(answer), match)
 
     def test_an_answer_of_many_small_things_is_not_parsed(self) -> None:

@@ -115,7 +115,7 @@ def test_a_graph_that_had_the_values_of_such_tensors_is_refused_with_the_reason(
     for _, config, _, _ in rows["layers"]:
         if config["class"] == "constant":
             config["value"]["content"] = "0" * 32  # as it was stored
-    with pytest.raises(GraphError, match=r"an earlier version of TensorVine stored.*save the model again"):
+    with pytest.raises(GraphError, match=r"stored by an earlier version of TensorVine.*save the model again"):
         Filler(net, helper).fill(tensors_of(net), ModelGraph.from_json(json.dumps(rows)))
 
 

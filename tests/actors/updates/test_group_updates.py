@@ -91,7 +91,7 @@ def test_a_consumer_actor_follows_by_it(repo: Repository, name: str) -> None:
         repo.save(name, tensors(2), inherit=None)
         consumer.wait_for(2)
         assert consumer.infer(None).outputs == [2.0]
-        assert {delivery.way for delivery in consumer.status().deliveries} == {"gloo"}
+        assert {delivery.transport for delivery in consumer.status().deliveries} == {"gloo"}
 
 
 def test_a_reader_that_is_killed_fails_no_other_load(repo: Repository, name: str) -> None:
@@ -146,5 +146,5 @@ def test_a_shard_that_is_killed_is_lost_by_name_and_its_next_life_is_met(cluster
 def test_without_a_gpu_nccl_says_so(repo: Repository, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     repo.save(name, tensors(1))
-    with pytest.raises(ShardUnavailableError, match="'nccl'; from here there is none"):
+    with pytest.raises(ShardUnavailableError, match="expected transport 'nccl' to reach shard"):
         repo.load(name, transport="nccl")

@@ -261,7 +261,7 @@ class TestConsumer:
         assert status.ref == last
         assert status.answered == len(answers)
         assert len(status.deliveries) + status.skipped == last.version
-        assert {delivery.way for delivery in status.deliveries} == {"shared"}
+        assert {delivery.transport for delivery in status.deliveries} == {"shared"}
         assert not status.refused
 
     def test_one_that_joins_later_has_the_newest_version_at_once(self, repo, name):
@@ -310,7 +310,7 @@ class TestConsumer:
         with Consumer.start(repo, name, Tagged, transport=transport) as consumer:
             assert consumer.infer(None).outputs == [4.0]
             (delivery,) = consumer.status().deliveries
-        assert delivery.way == transport
+        assert delivery.transport == transport
         assert delivery.nbytes == sum(array.nbytes for array in tensors(0).values())
 
     def test_files_bring_what_was_on_the_path_before_anybody_heard_of_it(self, cluster, name, tmp_path):
@@ -331,7 +331,7 @@ class TestConsumer:
             assert first < second < third  # each version's own had been written
             assert consumer.wait_for(3) == ModelRef(name, 3)
             assert consumer.infer(None).outputs == [3.0]
-            assert {delivery.way for delivery in consumer.status().deliveries} == {"files"}
+            assert {delivery.transport for delivery in consumer.status().deliveries} == {"files"}
             assert len(repo.models(name)) == 3
 
     def test_another_architecture_is_refused_by_name_and_the_old_version_goes_on_answering(self, repo, name):

@@ -106,5 +106,5 @@ def test_one_clone_gathers_nothing() -> None:
 def test_wrong_arguments_are_refused(
     sizes: list[int], local: list[bool], sources: int, clones: int, message: int
 ) -> None:
-    with pytest.raises(ValueError, match="fork: expected ranks and clones from 1"):
+    with pytest.raises(ValueError, match="fork: expected at least 1 rank and clone"):
         plan_fork(sizes, local, sources=sources, groups=[clones], message=message)

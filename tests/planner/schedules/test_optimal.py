@@ -179,7 +179,7 @@ class TestMost:
         assert optimal_schedule(*asked, most=10_000) == optimal_schedule(*asked)
 
     def test_a_negative_bound_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="at most a number of checkpoints from 0; found -1"):
+        with pytest.raises(ValueError, match="most: expected a number of checkpoints of at least 0; found -1"):
             optimal_schedule(lambda i: 1.0, self.COSTS, 0, 5, 5.0, most=-1)
 
     def test_ten_thousand_iterations_are_planned_in_less_than_a_second(self) -> None:

@@ -183,7 +183,7 @@ def test_a_curve_that_never_falls_is_worth_no_checkpoint(method: str, curve: Cal
 @every_method
 @pytest.mark.parametrize(("start", "stop"), [(5, 5), (5, 4)])
 def test_a_window_without_iterations_is_refused(method: Method, start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match=rf"expected stop after start, {start}; found {stop}"):
+    with pytest.raises(ValueError, match=rf"expected stop to be after start={start}; found {stop}"):
         method(falling, COSTS, start, stop, 10)
 
 

@@ -315,14 +315,15 @@ class TestWhyNone:
 
     def test_a_stall_that_is_too_long_for_its_share(self) -> None:
         assert self.why(falling(200, 0.0), 100.0) == (
-            "updates may take 0.02 of the training's time, and one takes 100 s, an iteration 0.01 s"
+            "updates may use at most 0.02 of the training's time; one update stalls it for 100 s, and an iteration "
+            "takes 0.01 s"
         )
 
     def test_a_loss_that_does_not_fall(self) -> None:
         assert self.why(np.linspace(1, 2, 200)) == "the predicted loss does not fall"
 
     def test_a_gain_that_is_less_than_the_price(self) -> None:
-        assert self.why(falling(200, 0.0), price=1e9) == "none would gain more than it costs"
+        assert self.why(falling(200, 0.0), price=1e9) == "no update would gain more than it costs"
 
     def test_the_end_of_the_training(self) -> None:
         assert self.why(falling(2001, 0.0)) == "the training ends"
@@ -465,15 +466,15 @@ class TestArguments:
         ("values", "message"),
         [
             ({"method": "best"}, "method: expected one of optimal, closed_form, fixed, greedy, epoch; found 'best'"),
-            ({"warmup": 0}, "warmup: expected iterations, from 1; found 0"),
-            ({"stop": -1}, "stop: expected an iteration, from 0, or None; found -1"),
-            ({"inferences": -1.0}, "inferences: expected a number from 0, or None; found -1.0"),
-            ({"inferences": math.inf}, "inferences: expected a number from 0, or None; found inf"),
-            ({"method": "epoch"}, "epoch: expected iterations per epoch, from 1, for method 'epoch'; found None"),
+            ({"warmup": 0}, "warmup: expected at least 1 iteration; found 0"),
+            ({"stop": -1}, "stop: expected an iteration of at least 0, or None; found -1"),
+            ({"inferences": -1.0}, "inferences: expected a finite number of at least 0, or None; found -1.0"),
+            ({"inferences": math.inf}, "inferences: expected a finite number of at least 0, or None; found inf"),
+            ({"method": "epoch"}, "epoch: expected at least 1 iteration per epoch for method 'epoch'; found None"),
             ({"slowdown": 0.0}, "slowdown: expected a share of the training's time above 0, or None; found 0.0"),
-            ({"epoch": 0}, "epoch: expected iterations per epoch, from 1, for method 'optimal'; found 0"),
-            ({"price": math.nan}, "price: expected loss units per checkpoint, from 0; found nan"),
-            ({"forms": ("exp9",)}, "forms: expected LossForms or some of exp2, .*, last1; found 'exp9'"),
+            ({"epoch": 0}, "epoch: expected at least 1 iteration per epoch for method 'optimal'; found 0"),
+            ({"price": math.nan}, "price: expected finite loss units per checkpoint, at least 0; found nan"),
+            ({"forms": ("exp9",)}, "forms: expected LossForm objects or some of exp2, .*, last1; found 'exp9'"),
         ],
     )
     def test_a_request_that_makes_no_sense_is_an_error(self, values: dict[str, object], message: str) -> None:
@@ -487,20 +488,20 @@ class TestArguments:
         stream.stalled(0.0)
         before = stream.costs
         for tell in (stream.iteration_took, stream.stalled, stream.answered):
-            with pytest.raises(ValueError, match="expected finite and"):
+            with pytest.raises(ValueError, match="expected a finite number"):
                 tell(seconds)
         with pytest.raises(ValueError, match="seconds of a transfer by shared"):
             stream.delivered(seconds, 1, "shared")
         assert stream.costs == before == UpdateCosts(0.1, 0.0, 0.0, 0.1)
 
     def test_an_iteration_takes_some_time(self) -> None:
-        with pytest.raises(ValueError, match="seconds of iteration: expected finite and above 0; found 0"):
+        with pytest.raises(ValueError, match="seconds of iteration: expected a finite number above 0; found 0"):
             Stream(request()).iteration_took(0.0)
 
     def test_a_plan_without_losses_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match="plan at iteration 3: expected losses; none was observed"):
+        with pytest.raises(ValueError, match="plan at iteration 3: expected observed losses; found none"):
             Stream(request()).plan(3)
-        with pytest.raises(ValueError, match="first_iteration: expected from 0; found -1"):
+        with pytest.raises(ValueError, match="first_iteration: expected at least 0; found -1"):
             Stream(request()).observe(-1, [1.0])
 
     def test_what_is_not_measured_is_supposed(self) -> None:
@@ -513,7 +514,7 @@ class TestArguments:
         stream.delivered(0.5, 10**6, "socket")
         stream.answered(0.01)
         assert stream.costs == UpdateCosts(0.3, 0.2, 0.5, 0.01)
-        assert stream.ways.predict("socket", 10**6) == pytest.approx(0.5)
+        assert stream.transports.predict("socket", 10**6) == pytest.approx(0.5)
 
 
 class TestDrift:

@@ -17,15 +17,19 @@ from tensorvine.planner.schedules.transfer import (
     LONGEST_AVOIDED,
     PRIOR,
     TransferSelector,
-    WaySpeed,
+    TransportSpeed,
 )
 
-TRANSPORTS = {"shared": WaySpeed(0.0002, 1e11), "socket": WaySpeed(0.0008, 2e9), "files": WaySpeed(0.02, 5e8)}
+TRANSPORTS = {
+    "shared": TransportSpeed(0.0002, 1e11),
+    "socket": TransportSpeed(0.0008, 2e9),
+    "files": TransportSpeed(0.02, 5e8),
+}
 sizes = st.integers(0, 10**10)
-speeds = st.builds(WaySpeed, st.floats(1e-5, 1), st.floats(1e6, 1e12))
+speeds = st.builds(TransportSpeed, st.floats(1e-5, 1), st.floats(1e6, 1e12))
 
 
-def taught(ways: dict[str, WaySpeed], nbytes: list[int]) -> TransferSelector:
+def taught(ways: dict[str, TransportSpeed], nbytes: list[int]) -> TransferSelector:
     selector = TransferSelector()
     for way, speed in ways.items():
         for each in nbytes:
@@ -37,7 +41,7 @@ class TestLearning:
     """Latency and bandwidth from measurements."""
 
     @given(speeds, st.lists(sizes, min_size=2, max_size=KEPT, unique=True), sizes)
-    def test_a_way_of_two_sizes_is_known(self, speed: WaySpeed, seen: list[int], asked: int) -> None:
+    def test_a_way_of_two_sizes_is_known(self, speed: TransportSpeed, seen: list[int], asked: int) -> None:
         if max(seen) - min(seen) > 0.01 * speed.latency_s * speed.bytes_per_s:  # else rounding decides
             selector = taught({"way": speed}, seen)
             exact = 1e-3 * speed.seconds(min(seen))  # a thousandth of what was seen: less cannot be told from rounding
@@ -102,7 +106,7 @@ class TestChoice:
 
     @given(st.dictionaries(st.text("abc", min_size=1, max_size=2), speeds, min_size=1, max_size=5), sizes, st.randoms())
     def test_it_takes_the_fastest_of_those_offered(
-        self, ways: dict[str, WaySpeed], nbytes: int, chance: random.Random
+        self, ways: dict[str, TransportSpeed], nbytes: int, chance: random.Random
     ) -> None:
         selector = taught(ways, [1000, 10**9])
         offered = chance.sample(sorted(ways), chance.randint(1, len(ways)))
@@ -112,7 +116,7 @@ class TestChoice:
         assert ways[chosen].seconds(nbytes) <= fastest * (1 + 1e-3) + 1e-9
 
     def test_small_and_large_transfers_may_go_different_ways(self) -> None:
-        ways = {"quick": WaySpeed(0.0001, 1e8), "wide": WaySpeed(0.01, 1e10)}
+        ways = {"quick": TransportSpeed(0.0001, 1e8), "wide": TransportSpeed(0.01, 1e10)}
         selector = taught(ways, [10**3, 10**8])
         assert selector.choose(["wide", "quick"], 10**4) == "quick"
         assert selector.choose(["wide", "quick"], 10**9) == "wide"
@@ -195,7 +199,7 @@ class TestArguments:
     """What makes no sense is said so, and changes nothing."""
 
     def test_no_way_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match="ways: expected at least one to choose from; found none"):
+        with pytest.raises(ValueError, match="transports: expected at least one to choose from; found none"):
             TransferSelector().choose([], 1)
 
     def test_negative_bytes_are_an_error(self) -> None:
@@ -205,13 +209,13 @@ class TestArguments:
             lambda: selector.predict("a", -1),
             lambda: selector.measured("a", -1, 1.0),
         ):
-            with pytest.raises(ValueError, match="nbytes: expected from 0; found -1"):
+            with pytest.raises(ValueError, match="nbytes: expected at least 0; found -1"):
                 call()
 
     @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
     def test_seconds_that_cannot_be_are_an_error(self, seconds: float) -> None:
         selector = TransferSelector()
-        with pytest.raises(ValueError, match="seconds of a transfer by a: expected finite and from 0"):
+        with pytest.raises(ValueError, match="seconds of a transfer by a: expected a finite number of at least 0"):
             selector.measured("a", 1, seconds)
         assert selector.speed("a") == PRIOR
 

@@ -1,4 +1,4 @@
-"""A reader of a repository's files, written from docs/format.md alone: NumPy, PyArrow, json, zlib and zstandard.
+"""A reader of a repository's files, written from docs/reference/format.md: NumPy, PyArrow, json, zlib, zstandard.
 
 Rules
 - Nothing of TensorVine is imported. What the page does not say is not known here.

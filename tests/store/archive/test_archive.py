@@ -206,7 +206,7 @@ class TestPaths:
         for ref in (ModelRef("a", 1), ModelRef("b", 1)):
             archive.write_manifest(crash.manifest_of(ref, {}), {})
         (tmp_path / "manifests/a@1.arrow").rename(tmp_path / "manifests/b@1.arrow")
-        with pytest.raises(CorruptDataError, match=r"manifests/b@1.arrow: expected .* found a@1"):
+        with pytest.raises(CorruptDataError, match=r"manifests/b@1.arrow: expected .* found that of a@1"):
             archive.read_manifest(ModelRef("b", 1))
         with pytest.raises(StorageError, match=r"manifests/a@1.arrow: expected to read it; No such file"):
             archive.read_manifest(ModelRef("a", 1))

@@ -119,7 +119,7 @@ class TestManifest:
     def test_slots_far_apart_in_many_segments_are_refused(self) -> None:
         entries = {f"w{serial}": entry(SEGMENT_SLOTS - 1, serial) for serial in range(9)}
         content = encode_manifest(dataclasses.replace(EMPTY, entries=entries), {})
-        check_refused(lambda: read(content), len(content), "here: .*m@1: expected slots that follow one another")
+        check_refused(lambda: read(content), len(content), "here: .*m@1: expected consecutive slots")
 
     def test_slots_far_apart_in_many_manifests_are_refused_by_the_one_that_goes_too_far(self) -> None:
         lists = SlotLists()
@@ -128,7 +128,7 @@ class TestManifest:
         for manifest in each[:room]:
             lists.add(manifest, 1000)
         lists.add(each[0], 1000)  # the same segment: its list is there
-        with pytest.raises(CorruptDataError, match="expected slots that follow one another"):
+        with pytest.raises(CorruptDataError, match="expected consecutive slots"):
             lists.add(each[room], 1000)
         dense = dataclasses.replace(EMPTY, entries={f"w{slot}": entry(slot, 99) for slot in range(1000)})
         lists.add(dense, len(encode_manifest(dense, {})))

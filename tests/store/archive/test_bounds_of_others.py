@@ -67,7 +67,7 @@ class TestArrow:
             shared = pa.Array.from_buffers(pa.string_view(), count, [None, views, one.buffers()[2]])
         size = write_arrow(tmp_path / "m.arrow", table_of(count, dtype=shared))
         assert size < 3 << 20
-        check_refused(lambda: read(tmp_path / "m.arrow"), size, r"m\.arrow: expected texts and tensors of their own")
+        check_refused(lambda: read(tmp_path / "m.arrow"), size, r"m\.arrow: expected rows that share no bytes")
 
     def test_dictionaries_and_views_of_texts_are_read(self, tmp_path: Path) -> None:
         table = table_of(
@@ -107,7 +107,7 @@ class TestHdf5:
                     f"w{number}", data=np.zeros(20 << 20, np.uint8), chunks=(1 << 20,), compression="gzip"
                 )
         self.size(
-            path, r"m\.weights\.h5: tensor 'w\d': expected at most \d+ bytes of a file of this size; found 20971520"
+            path, r"m\.weights\.h5: tensor 'w\d': expected at most \d+ bytes in a file of this size; found 20971520"
         )
 
     def test_a_chunk_larger_than_its_dataset_takes_no_memory(self, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ class TestHdf5:
         with h5py.File(tmp_path / "m.weights.h5", "w") as file:
             file["w"] = np.zeros(3)
             file["loop"] = link
-        with pytest.raises(CorruptDataError, match=r"m\.weights\.h5: 'loop': expected it in this file; found a link"):
+        with pytest.raises(CorruptDataError, match=r"m\.weights\.h5: 'loop': expected .* in this file; found a link"):
             read(tmp_path / "m.weights.h5")
 
     def test_a_group_that_holds_itself_is_read_once(self, tmp_path: Path) -> None:

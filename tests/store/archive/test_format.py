@@ -1,4 +1,4 @@
-"""The files as docs/format.md describes them, read with PyArrow, DuckDB and Polars and no TensorVine code.
+"""The files as docs/reference/format.md describes them, read with PyArrow, DuckDB and Polars and no TensorVine code.
 
 Rules
 - What reads (`plain_reader`) uses the document, general libraries and nothing else.
@@ -41,7 +41,7 @@ from tests.store.archive.plain_reader import (
 )
 from tests.support.crash import retired, tensor_of
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/format.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs/reference/format.md").read_text()
 ARRAYS = {
     "dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
     "dense/bias": np.array([1.5, -2], ml_dtypes.bfloat16),

@@ -237,7 +237,7 @@ class TestFilesThatAreCut:
         before = file.part(1 << 20, 2 << 20)
         os.truncate(tmp_path / "a", (1 << 20) + 5)
         memory = np.ones(2 << 20, np.uint8) if into else None
-        with pytest.raises(CorruptDataError, match=r"/a: expected 2097152 bytes at 1048576; found 5: the file was cut"):
+        with pytest.raises(CorruptDataError, match=r"/a: expected 2097152 bytes at 1048576; found 5: .* truncated"):
             file.part(1 << 20, 2 << 20, memory)
         assert not before.any()
         assert file.part(0, 1 << 20).nbytes == 1 << 20

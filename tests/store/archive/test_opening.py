@@ -79,7 +79,7 @@ class TestThisMachine:
         write(uri, TENSORS)
         assert holds(tmp_path / "m.arrow")
         assert holds(uri)
-        with pytest.raises(StorageError, match="expected a folder to write it to"):
+        with pytest.raises(StorageError, match="expected an existing folder"):
             write(f"{scheme}://{tmp_path}/missing/m.arrow", TENSORS)
 
     def test_a_path_that_looks_like_a_uri_is_a_path(self, tmp_path: Path) -> None:

@@ -286,9 +286,9 @@ class TestDamage:
             (b'"format": 1', b'"format": 2', "expected format 1; found 2"),
             (b'"kind": "segment"', b'"kind": "manifes"', "expected a segment of a TensorVine repository"),
             (b'"segment": "ff"', b'"segment": "xy"', "expected the header and columns of a segment file"),
-            (b'"rows": "', b'"rowS": "', "expected rows of checksum None"),
+            (b'"rows": "', b'"rowS": "', "expected rows with checksum None"),
             (b'"data_at": "0', b'"data_at": "9', "expected 9"),
-            (b'"data_at": "0', b'"data_at": "-', "expected rows of checksum"),
+            (b'"data_at": "0', b'"data_at": "-', "expected rows with checksum"),
             (b'{"format"', b'["format"', "expected JSON"),
         ],
     )

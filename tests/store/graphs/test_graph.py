@@ -298,5 +298,5 @@ class TestHostileText:
             config = {"x": config}
         graph = ModelGraph([Layer("a", config)])
         assert ModelGraph.from_json(graph.to_json()).fingerprint == graph.fingerprint
-        with pytest.raises(GraphError, match="expected at most 100 lists and mappings in one another"):
+        with pytest.raises(GraphError, match="expected at most 100 levels of nested lists and mappings"):
             Layer("a", {"x": {"x": config}})

@@ -252,7 +252,7 @@ def test_a_chains_fingerprints_tell_the_shapes_of_its_weights() -> None:
 
 @pytest.mark.parametrize("make", [lambda: Subclassed(3), lambda: keras.Sequential([layers.Dense(2)])])
 def test_a_model_that_is_not_built_is_refused(make) -> None:
-    with pytest.raises(GraphError, match=r"expected one that is built.*call it on data"):
+    with pytest.raises(GraphError, match=r"expected a built model.*call it on data"):
         graph_of(make())
 
 

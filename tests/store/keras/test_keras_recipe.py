@@ -137,7 +137,7 @@ def test_one_that_is_given_goes_before() -> None:
 def test_whatever_a_layer_raises_is_an_error_of_ours(raised: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = recipe_of(keras.Sequential([keras.Input((4,)), RaisingLayer()]))
     monkeypatch.setattr(RaisingLayer, "raises", raised)
-    with pytest.raises(GraphError, match="recipe: expected what recipe_of writes"):
+    with pytest.raises(GraphError, match="recipe: expected a text from recipe_of"):
         build(recipe)
     monkeypatch.setattr(RaisingLayer, "raises", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

@@ -65,7 +65,7 @@ def test_functions_of_pytorch_that_are_not_of_tensors_are_refused(name: str) -> 
 
 
 def test_nor_are_they_written() -> None:
-    with pytest.raises(GraphError, match="torch:from_file: expected the class of a module, or a function of tensors"):
+    with pytest.raises(GraphError, match="torch:from_file: expected a module class or a function on tensors"):
         recipe_of(Given(torch.from_file))
 
 
@@ -133,7 +133,7 @@ def test_whatever_a_constructor_raises_is_an_error_of_ours(
 ) -> None:
     recipe = recipe_of(Raising())
     monkeypatch.setattr(Raising, "raises", raised)
-    with pytest.raises(GraphError, match=r"Raising\(width\): expected it to be built; found "):
+    with pytest.raises(GraphError, match=r"Raising\(width\): expected the constructor to succeed; found "):
         build(recipe)
 
 

@@ -171,7 +171,7 @@ class TestExtraState:
             two = Refusing(1)
         with pytest.raises(TensorMismatchError, match=r"load_state_dict of .*Refusing: .*not 2") as caught:
             assign(two, stored(Refusing(2)))
-        assert "nor did it take back what it had" in str(caught.value.__cause__.__notes__)
+        assert "restoring the previous state failed, too" in str(caught.value.__cause__.__notes__)
         assert two.body.weight.is_meta == meta
 
     def test_what_cannot_be_copied_is_an_error_of_ours(self) -> None:
@@ -273,10 +273,10 @@ class TestMeta:
             two = Tied()
             two.register_buffer("mask", torch.ones(2), persistent=False)
         given = stored(Tied())
-        with pytest.raises(TensorNotFoundError, match=r"'mask'.*is not stored: make it first"):
+        with pytest.raises(TensorNotFoundError, match=r"'mask'.*is not stored: create it first"):
             assign(two, given)
         two.mask = torch.ones(2)
-        with pytest.raises(TensorNotFoundError, match=r"'count'.*not given"):
+        with pytest.raises(TensorNotFoundError, match=r"'count'.*found none"):
             assign(two, {name: given[name] for name in ("embed.weight", "head.weight")})
         assert two.embed.weight.is_meta
 
@@ -292,7 +292,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo: store its parts, or to_dense"),
+            (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo: store its parts, or the result of to_dense"),
             (lambda: torch.empty(3, device="meta"), 'on the device "meta"'),
             (lambda: torch.empty(4, dtype=torch.float4_e2m1fn_x2), "Float4"),
         ],

@@ -85,9 +85,9 @@ def test_requests_of_an_operation_that_was_aborted_are_refused(state: ShardState
     saved(state)
     abort(state, Query(CLIENT, 1))
     abort(state, Save(CLIENT, 1))
-    with pytest.raises(OperationTimeoutError, match="query client/q1: expected to be under way; it has ended"):
+    with pytest.raises(OperationTimeoutError, match="query client/q1: expected to be in progress; it has ended"):
         state.match(ASKED, Query(CLIENT, 1), 0.0)
-    with pytest.raises(OperationTimeoutError, match="save client/s1: expected to be under way; it has ended"):
+    with pytest.raises(OperationTimeoutError, match="save client/s1: expected to be in progress; it has ended"):
         state.pin("m", None, Lease(Save(CLIENT, 1), 0), 0.0)
     assert pins(state) == 0
 

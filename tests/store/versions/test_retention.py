@@ -127,11 +127,14 @@ def test_an_older_version_that_would_fit_goes_with_the_newer_one_that_did_not() 
 @pytest.mark.parametrize("policy", [KeepLast, KeepBest, KeepEvery, KeepBytes])
 @pytest.mark.parametrize("value", [-1, 1.0, True, "3", None])
 def test_an_argument_that_is_no_count_is_refused_by_name(policy: Callable[[object], Retention], value: object) -> None:
-    with pytest.raises(ValueError, match=rf"{policy.__name__}: n(bytes)?: expected an integer from [01]; found"):  # pyright: ignore[reportFunctionMemberAccess]
+    with pytest.raises(
+        ValueError,
+        match=rf"{policy.__name__}: n(bytes)?: expected an integer of at least [01]; found",  # pyright: ignore[reportFunctionMemberAccess]
+    ):
         policy(value)
 
 
 @pytest.mark.parametrize("policy", [KeepLast, KeepBest, KeepEvery])
 def test_keeping_none_is_refused(policy: Callable[[int], Retention]) -> None:
-    with pytest.raises(ValueError, match="expected an integer from 1; found 0"):
+    with pytest.raises(ValueError, match="expected an integer of at least 1; found 0"):
         policy(0)

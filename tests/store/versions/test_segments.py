@@ -83,7 +83,7 @@ class Segments(RuleBasedStateMachine):
         self.table.adopt(holder, segment, block, sizes)
         self.blocks.append(block)
         self.held.setdefault(holder, {})[segment] = set(range(len(sizes)))
-        with pytest.raises(CorruptDataError, match="taken"):
+        with pytest.raises(CorruptDataError, match="in use"):
             self.table.adopt(holder, segment, b"", sizes)
 
     @rule(data=st.data(), holder=st.sampled_from(HOLDERS))

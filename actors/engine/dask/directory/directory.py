@@ -107,7 +107,7 @@ class Directory:
         """Tell where an actor is."""
         actor = self._actors.get(key)
         if actor is None:
-            return self._ended.get(key, Standing(State.ENDED, why="it is not known: it ended, or never was"))
+            return self._ended.get(key, Standing(State.ENDED, why="it is unknown: it has ended, or never existed"))
         life, reach = actor.report.life, actor.report.reach
         state = State.RUNNING if reach is not None else State.RESTARTING if life else State.STARTING
         return Standing(state, life, actor.node, reach)

@@ -32,7 +32,7 @@ class Reservations:
             OptionError: the name is taken.
         """
         if name in self._reserved:
-            raise OptionError(f"reserve {name!r}: expected a name that is free; memory is reserved under it")
+            raise OptionError(f"reserve {name!r}: expected an unused name; memory is already reserved under it")
         if nbytes > memory - self.on(node):
             return False
         self._reserved[name] = _Reservation(node, nbytes, owner)

@@ -160,7 +160,7 @@ class Attachment:
                 await writer.drain()
                 await reader.read(1)
         except (OSError, TimeoutError) as exc:
-            log.info("the agent of this machine did not let go: %r", exc)
+            log.info("the agent of this machine did not confirm the departure: %r", exc)
         writer.close()
 
     async def _keep(self) -> None:
@@ -172,7 +172,7 @@ class Attachment:
                     await reader.read()
                 writer.close()
                 self._streams = None
-                log.warning("the agent of this machine has ended: another one is started")
+                log.warning("the agent of this machine has ended; starting another one")
                 pauses.reset()
             await self._try()
             if self._streams is None:
@@ -182,7 +182,7 @@ class Attachment:
         try:
             self._streams = await self._attached(Deadline.after(START_S))
         except (OSError, TimeoutError) as exc:
-            log.warning("this machine has no agent, and is no node of %s: %s", self._hiring.scheduler, exc)
+            log.warning("this machine has no agent, so it is not a node of %s: %s", self._hiring.scheduler, exc)
             with contextlib.suppress(OSError):  # a nanny's or worker's own calls find out that its scheduler is gone
                 report = "no_agent", (socket.gethostname(), str(exc))
                 await self._scheduler.tensorvine_ask(question=pickle.dumps(report, 5))
@@ -194,7 +194,7 @@ class Attachment:
             writer.write(self._told)
             async with asyncio.timeout(deadline.left()):
                 if await reader.read(1) != JOINED:
-                    raise ConnectionResetError("expected an agent that is a node; it ended the connection")
+                    raise ConnectionResetError("expected the agent to be a node; it closed the connection")
         except TimeoutError:
             writer.close()
             raise TimeoutError(f"expected the agent to join the directory within {START_S:.0f} s") from None

@@ -64,7 +64,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_was_made_read_only_otherwise_is_refused(what: str) -> None:
     (array,) = REFUSED[what]()
-    with pytest.raises(TensorMismatchError, match=r"x: expected .*; found one that was made read-only otherwise"):
+    with pytest.raises(TensorMismatchError, match=r"x: expected .*; found an array made read-only in another way"):
         replace_memory(array, "x")
     assert is_read_only(array)
 
@@ -74,7 +74,7 @@ def test_an_array_at_whose_bytes_another_looks_is_refused(view: Any) -> None:
     array = deserialised(np.zeros((3, 1)))
     other = view(array)
     for one in (array, other):
-        with pytest.raises(TensorMismatchError, match="another array that looks at the same bytes"):
+        with pytest.raises(TensorMismatchError, match="another array that uses the same memory"):
             replace_memory(one, "x")
     del other, one
     replace_memory(array, "x")

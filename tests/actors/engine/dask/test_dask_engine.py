@@ -242,7 +242,7 @@ class TestBytes:
         ((first, second),) = [ask(engine, actor, "echo", [kept, kept])]
         assert [array.tolist() for array in engine.get([first, second], WAIT_S, "itself")] == [[0, 1, 2, 3, 4]] * 2
         del kept
-        with pytest.raises(ModelLostError, match="let go of"):
+        with pytest.raises(ModelLostError, match="it was released"):
             engine.get([first], WAIT_S, "itself")
 
 

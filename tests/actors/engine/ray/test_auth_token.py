@@ -143,7 +143,7 @@ def test_who_wants_no_token_gets_none_and_is_warned_once(
     assert not (home / ".ray").exists()
     (warning,) = caplog.messages
     assert "RAY_AUTH_MODE=disabled" in warning
-    assert "runs code as the user who started it" in warning
+    assert "run code as the user who started it" in warning
 
 
 def test_only_a_token_that_is_there_is_offered_and_only_where_nothing_is_said(

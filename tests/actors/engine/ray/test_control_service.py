@@ -43,7 +43,7 @@ def test_what_is_silent_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) 
 def test_nobody_is_an_error_that_names_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(ConnectionError, match=f"nobody answers at {address}"):
+    with pytest.raises(ConnectionError, match=f"no server answers at {address}"):
         control_service.asks_for_token(address)
 
 

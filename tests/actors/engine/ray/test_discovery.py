@@ -88,7 +88,7 @@ class TestFile:
             (lambda file: os.chown(file, OTHER, OTHER), f"belongs to user {OTHER}"),
             (lambda file: file.chmod(0o666), "every user may write"),
             (lambda file: as_link(file), "symbolic links"),
-            (lambda file: (file.unlink(), os.mkfifo(file)), "no regular file"),
+            (lambda file: (file.unlink(), os.mkfifo(file)), "not a regular file"),
             (lambda file: (file.unlink(), file.mkdir()), "Is a directory"),
             (lambda file: file.write_text("nonsense"), "HOST:PORT"),
         ],
@@ -112,14 +112,14 @@ class TestFile:
     ) -> None:
         file.write_text(theirs)
         assert embedded.running() is None
-        assert f"user {OTHER} listens at {theirs}" in caplog.text
-        with pytest.raises(RepositoryNotFoundError, match=f"user {OTHER} listens"):
+        assert f"the listener at {theirs} belongs to user {OTHER}" in caplog.text
+        with pytest.raises(RepositoryNotFoundError, match=f"belongs to user {OTHER}"):
             embedded.attach()
 
     def test_one_that_is_gone_is_warned_of(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
         file.write_text(gone := nobody())
         assert embedded.running() is None
-        assert f"nobody answers at {gone}" in caplog.text
+        assert f"no server answers at {gone}" in caplog.text
 
     def test_only_what_names_a_ray_that_ended_is_forgotten(self, file: Path, here: str) -> None:
         file.write_text(here)
@@ -191,7 +191,7 @@ class TestListeners:
             address = f"{asked}:{server.getsockname()[1]}"
             assert discovery.doubt(address) is None
             os.fchown(server.fileno(), OTHER, -1)
-            assert f"user {OTHER} listens" in str(discovery.doubt(address))
+            assert f"belongs to user {OTHER}" in str(discovery.doubt(address))
 
     def test_nobody_is_doubted(self) -> None:
         assert "no process listens" in str(discovery.doubt(nobody()))

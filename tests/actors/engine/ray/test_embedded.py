@@ -138,8 +138,8 @@ class TestToken:
             embedded.attach(address)
         assert joined == [(address, False)] * 2
         (warning,) = caplog.messages
-        assert f"the Ray at {address} asks for no token" in warning
-        assert "runs code as the user who started it" in warning
+        assert f"the Ray at {address} requires no token" in warning
+        assert "run code as the user who started it" in warning
 
     def test_a_ray_that_asks_for_one_refuses_at_once_who_has_none(
         self, joined: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -147,7 +147,7 @@ class TestToken:
         with started(tmp_path, token="b" * 64) as address:
             embedded.attach(address)
             monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-            with pytest.raises(RepositoryNotFoundError, match=f"{address} asks for a token.*RAY_AUTH_MODE=token"):
+            with pytest.raises(RepositoryNotFoundError, match=f"{address} requires a token.*RAY_AUTH_MODE=token"):
                 embedded.attach(address)
         assert joined == [(address, True)]
         assert caplog.messages == []

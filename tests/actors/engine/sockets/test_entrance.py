@@ -139,7 +139,7 @@ class TestCrowds:
             caller = BlockingConnections(serving.address)
             assert called(caller, TargetCalls.note("in")) == "in"
             caller.close()
-        assert f"{VISITORS} connections had not shown the secret when another one came" in caplog.messages[0]
+        assert f"{VISITORS} connections had not sent the secret when another one arrived" in caplog.messages[0]
         assert len(caplog.messages) <= LINES
         eventually(lambda: held(serving.server) == 0, "no visitor is kept", pause=0.002)
 
@@ -149,7 +149,7 @@ class TestCrowds:
         monkeypatch.setattr(entrance, "GREETING_S", 1.0)
         with visitor(serving, serving.address.secret[:5]) as stranger:
             assert ended(stranger)
-        assert caplog.messages == [REFUSED + "expected 32 bytes of a secret within 1 s; 5 came"]
+        assert caplog.messages == [REFUSED + "expected 32 bytes of a secret within 1 s; found 5"]
 
     def test_what_came_in_time_counts_however_long_the_loop_was_busy(self) -> None:
         async def scene() -> list[socket.socket]:

@@ -62,7 +62,7 @@ def test_what_has_been_announced_is_received_where_it_stays() -> None:
 
 @pytest.mark.parametrize(
     ("announced", "reason"),
-    [(b"12345", "expected the sizes of buffers; found 5 bytes"), (struct.pack("<Q", 1 << 63), "found no room")],
+    [(b"12345", "expected the sizes of buffers; found 5 bytes"), (struct.pack("<Q", 1 << 63), "expected memory for")],
 )
 def test_an_announcement_that_is_none_ends_the_connection(announced: bytes, reason: str) -> None:
     incoming = Incoming(MESSAGE_BYTES, buffers=True)

@@ -25,12 +25,12 @@ def test_a_flood_makes_few_lines_and_the_next_line_counts_the_rest(caplog: pytes
         refusals.note(f"expected a token; found number {number}")
     assert len(caplog.records) == LINES
     assert caplog.messages[0] == "shard 3: refused: expected a token; found number 0"
-    assert caplog.messages[-1].endswith("found number 4 (others are only counted, for 60 s)")
+    assert caplog.messages[-1].endswith("found number 4 (further ones are only counted for 60 s)")
     clock.now = 1000.0 + WINDOW_S
     refusals.note("expected a token; found none")
     refusals.note("expected a token; found none")
     assert caplog.messages[LINES:] == [
-        "shard 3: refused: expected a token; found none (and 79,995 more since the line before)",
+        "shard 3: refused: expected a token; found none (and 79,995 more since the previous line)",
         "shard 3: refused: expected a token; found none",
     ]
 
@@ -66,4 +66,4 @@ def test_threads_count_together(caplog: pytest.LogCaptureFixture) -> None:
         thread.join()
     clock.now += WINDOW_S
     refusals.note("no")
-    assert "(and 3,995 more since the line before)" in caplog.messages[-1]
+    assert "(and 3,995 more since the previous line)" in caplog.messages[-1]

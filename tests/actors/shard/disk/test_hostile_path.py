@@ -215,7 +215,7 @@ class TestOtherEntries:
         (path / "manifests" / "nas").rename(path.parent / "apart")
         what = place(path / "manifests" / "nas", entry)
         life = Life(path, again=False)
-        reason = f"{path}/manifests/nas: expected a manifest, or a folder of them; found {what}"
+        reason = f"{path}/manifests/nas: expected a manifest or a folder of manifests; found {what}"
         assert life.state.unreadable() == [UnreadFile("manifests/nas", None, reason)]
         assert [error for error in errors(caplog) if reason in error] == errors(caplog)
         assert len(errors(caplog)) == 1
@@ -266,7 +266,7 @@ class TestOtherEntries:
         place(path / "numbers" / "0-a.0.log", entry)
         Archive(str(path), 1).gather_numbers()
         assert all(whole(Life(path, again=False), ref) for ref in (A, FIRST, BAD, LAST))
-        assert "numbers/0-a.0.log: expected a log of numbers; found a" in caplog.text
+        assert "numbers/0-a.0.log: expected a log of version numbers; found a" in caplog.text
 
     @pytest.mark.parametrize("entry", ENTRIES)
     def test_a_mark_that_is_none_ends_the_start_at_once(self, path: Path, entry: str) -> None:

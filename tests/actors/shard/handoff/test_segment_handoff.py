@@ -113,7 +113,7 @@ def test_a_copy_that_comes_after_its_drain_was_given_up_is_refused(tmp_path: Pat
     segment_handoff.receive(copy, COPY, Drain(1, 2))
     peers.topology = warned.warned(())
     segment_handoff.learned()
-    with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was given up"):
+    with pytest.raises(MovedError, match="drain of shard 1 to topology 2 was cancelled"):
         segment_handoff.receive(copy, COPY, Drain(1, 2))
     peers.topology = peers.topology.warned((1,))
     with pytest.raises(MovedError):

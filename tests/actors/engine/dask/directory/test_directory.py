@@ -327,7 +327,7 @@ class TestLives:
         for number in range(REMEMBERED):
             directory.spawn(plan(f"k{number}"))
             directory.kill(f"name of k{number}")
-        assert "not known" in directory.where("k").why
+        assert "unknown" in directory.where("k").why
 
     def test_a_constructors_error_ends_it_in_its_first_life_only(self, directory: Directory) -> None:
         directory.spawn(plan("k"))
