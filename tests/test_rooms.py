@@ -147,11 +147,3 @@ def test_a_lazy_package_only_re_exports_and_its_table_says_what_a_type_checker_r
     assert len(set(listed)) == len(listed)
     assert set(listed) == table.keys()
     assert set(table) == exported(package)
-
-
-@pytest.mark.skipif(not (ROOT / "docs/api.md").exists(), reason="docs/api.md is not written yet")
-@pytest.mark.parametrize("package", LAYERS)
-def test_every_public_name_is_documented(package: str) -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    words = {word for page in pages if page.exists() for word in re.findall(r"\w+", page.read_text())}
-    assert exported(package) <= words, f"not in README.md or docs/: {sorted(exported(package) - words)}"

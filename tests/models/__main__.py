@@ -1,8 +1,8 @@
-"""The table of docs/models.md.
+"""The table of docs/explanation/models.md.
 
-    scripts/models [--only TEXT] [--write docs/models.md]
+    scripts/models [--only TEXT] [--write docs/explanation/models.md]
 
-The exit status is 1 when anything does not come back whole.
+The exit status is 1 when anything is not restored completely.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
             print(line(row), flush=True)
     whole = sum(isinstance(row, Row) and row.whole for row in rows)
     control = sum(isinstance(row, Row) and row.control for row in rows)
-    summary = f"{whole} of {len(rows)} came back whole; by the frameworks' own formats, {control}."
+    summary = f"{whole} of {len(rows)} were restored completely; by the frameworks' own formats, {control}."
     print(summary)
     if asked.write is not None:
         table = "\n".join([HEAD, *map(line, rows), "", summary, ""])

@@ -43,10 +43,7 @@ class Failed:
     error: str
 
 
-HEAD = (
-    "| architecture | tensors | state, MiB | stored, MiB | layers of the graph | weights and buffers | optimizer "
-    "| answers | built again | own format |\n|---|---|---|---|---|---|---|---|---|---|"
-)
+HEAD = "| architecture | tensors | MiB | layers | result |\n|---|---|---|---|---|"
 
 
 def names_in(text: str) -> list[str]:
@@ -57,14 +54,15 @@ def names_in(text: str) -> list[str]:
 def line(row: Row | Failed) -> str:
     """Write a line of the table."""
     if isinstance(row, Failed):
-        return f"| {row.name} | | | | | {row.error} | | | | |"
-
-    def said(same: bool | None) -> str:
-        if same is None:
-            return "needs into="
-        return "same" if same else "**differ**"
-
-    return (
-        f"| {row.name} | {row.tensors} | {row.state_mib:.2f} | {row.stored_mib:.2f} | {row.graph} | {said(row.state)} "
-        f"| {said(row.optimizer)} | {said(row.answers)} | {said(row.alone)} | {said(row.control)} |"
-    )
+        return f"| {row.name} | | | | **{row.error}** |"
+    state, stored = f"{row.state_mib:.2f}", f"{row.stored_mib:.2f}"
+    compared = {
+        "state": row.state,
+        "optimizer": row.optimizer,
+        "answers": row.answers,
+        "rebuilt": row.alone is not False,
+    }
+    differ = ", ".join(name for name, same in compared.items() if not same)
+    result = f"**differ: {differ}**" if differ else "into=" if row.alone is None else "rebuilt"
+    size = state if state == stored else f"{state} ({stored})"
+    return f"| {row.name} | {row.tensors} | {size} | {row.graph} | {result} |"

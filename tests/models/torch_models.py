@@ -326,4 +326,4 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count it."""
-        self.chains += "taken for a chain" in record.getMessage()
+        self.chains += "assuming a chain" in record.getMessage()
