@@ -1,7 +1,7 @@
-"""The repository of models: its client, online updates, data-parallel trainings and Dask arrays.
+"""The model repository: its client, online model updates, data-parallel training and Dask arrays.
 
-Names are imported when they are first used. So `EdgeConsumer` works without Ray, and only `CheckpointCallback` needs
-Keras.
+Each class and function is imported at its first use. So `EdgeConsumer` works without Ray, and Keras is needed only for
+the classes that use it, such as `CheckpointCallback`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Local clusters, lineage reports and the command line.
+"""Tools for users of a repository: local clusters, lineage reports and the command line.
 
-Names are imported when they are first used, so `tensorvine --help` needs no engine.
+Names are imported when they are first used, so `tensorvine --help` needs no engine (Ray or Dask).
 """
 
 from __future__ import annotations

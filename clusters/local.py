@@ -16,11 +16,12 @@ from ..actors.engine.ray.engine import RayEngine
 
 
 class LocalCluster:
-    """A Ray on this machine, as a context manager. It uses a running Ray, or else starts one.
+    """A context manager for Ray on this machine. It connects to a running Ray, or starts Ray if none is running.
 
     Args:
-        object_store_bytes: Capacity of the object store of a new Ray. None means a tenth of the memory, at most 2 GiB.
-        cpus: Number of CPU slots of a new Ray. None means all cores.
+        object_store_bytes: Capacity of the object store, if Ray is started. None means a tenth of the memory, at most
+            2 GiB.
+        cpus: Number of CPU slots, if Ray is started. None means all cores.
 
     >>> with LocalCluster(object_store_bytes=1 << 30) as cluster:     # doctest: +SKIP
     ...     repo = Repository.start()
@@ -32,7 +33,7 @@ class LocalCluster:
         """Whether this object started the Ray that it uses."""
 
     def close(self) -> None:
-        """Stop the Ray if this object started it. Does nothing in a forked process."""
+        """Stop Ray if this object started it. Does nothing in a forked process."""
         if self._opened.close() and self.started:
             self.started = False
             RayEngine().leave()

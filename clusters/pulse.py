@@ -42,7 +42,7 @@ class Beat:
     def bytes_used(self) -> int:
         """Bytes of its memory that are in use: what it holds, what savers fill, copies of other shards."""
         stats = self.stats
-        return stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored if stats is not None else 0
+        return stats.bytes_allocated + stats.bytes_staged + stats.bytes_replicated if stats is not None else 0
 
     def as_dict(self) -> dict[str, object]:
         """Return it as JSON has it."""

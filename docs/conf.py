@@ -25,7 +25,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "inherited-members": "Exception", "show-inheritance": False}
+autodoc_default_options = {"members": True, "inherited-members": "Exception"}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
@@ -35,6 +35,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "TensorVine"
 html_show_sphinx = False
 html_copy_source = False

@@ -11,12 +11,12 @@ from hashlib import blake2b
 
 
 def home_of(name: str, shards: Sequence[int]) -> int:
-    """Return the shard that stores the metadata of a model.
+    """Return the home of a model: the shard that stores the metadata of its versions.
 
-    The shard is chosen by rendezvous hashing. If a shard joins or leaves, few models change their shard.
+    The home is chosen by rendezvous hashing of the name. If a shard joins or leaves, the homes of few models change.
 
     Args:
-        name: Name of the model. All versions of a model have the same shard.
+        name: Name of the model.
         shards: Numbers of the available shards, in any order.
 
     Raises:

@@ -21,13 +21,13 @@ SLACK = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ScalePolicy:
-    """A policy for the number of shards: when shards are added (join) and removed (drain).
+    """A policy for the number of shards. It decides when shards are added (join) and removed (drain).
 
     Args:
         least: Minimum number of shards, at least 1.
         most: Maximum number of shards. None means one per node.
-        full: Share of the shards' memory that may be in use before a shard is added, above 0 and at most 1.
-        requests_per_s: Requests per second that a shard may receive before another is added.
+        full: Share of the shards' memory in use above which a shard is added, above 0 and at most 1.
+        requests_per_s: Average number of requests per second and shard above which another shard is added.
         join_after_s: Seconds for which more shards must be needed before they are added.
         drain_after_s: Seconds for which fewer shards must be sufficient before one is removed.
 
@@ -63,7 +63,7 @@ class ScalePolicy:
                 raise ValueError(f"{where}: {text}")
 
     def bound(self, nodes: int) -> int:
-        """Return the maximum number of shards for a number of nodes."""
+        """Return the maximum number of shards in a cluster of `nodes` nodes."""
         return max(self.most if self.most is not None else nodes, self.least)
 
 

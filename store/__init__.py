@@ -1,4 +1,7 @@
-"""The data model: model graphs, references, codecs and retention policies. It uses no engine, sockets or threads."""
+"""The data model of TensorVine: model graphs, references, codecs and retention policies.
+
+This package uses no engine (Ray or Dask), sockets or threads.
+"""
 
 from .codecs.blocks import Encoded
 from .codecs.codec import Codec

@@ -1,7 +1,8 @@
 """The errors that TensorVine raises.
 
-Every error derives from `TensorVineError` and from a built-in exception, so both `except TensorVineError` and, for
-example, `except KeyError` catch it. A message states where the error occurred, the expected value and the found value.
+Every error derives from `TensorVineError` and from a built-in exception. For example, `except TensorVineError` and
+`except KeyError` both catch a `ModelNotFoundError`. The message of an error states where the error occurred, the
+expected value and the found value.
 
     TensorVineError
     ├── ModelNotFoundError(KeyError)            the name or version does not exist, or it was retired
@@ -14,7 +15,7 @@ example, `except KeyError` catch it. A message states where the error occurred, 
     ├── CorruptDataError(OSError)               stored bytes are damaged
     ├── StorageError(OSError)                   a path, file or disk cannot be used
     ├── CodecError(ValueError)                  codecs do not fit together, or do not fit a tensor
-    ├── CodecUnavailableError(ImportError)      an optional package, such as that of a codec, is not installed
+    ├── CodecUnavailableError(ImportError)      an optional package is not installed, such as zstandard
     ├── EngineUnavailableError(ImportError)     Ray or Dask is not installed
     ├── ShardUnavailableError(ConnectionError)  a shard or the planner died or does not answer
     │   └── EngineStoppedError                  the engine (Ray or Dask) was shut down in this process
@@ -22,13 +23,13 @@ example, `except KeyError` catch it. A message states where the error occurred, 
     ├── RepositoryNotFoundError(LookupError)    no repository with this name is running
     ├── ForeignRepositoryError(PermissionError) the repository belongs to another user; pass its name to use it
     ├── PeerLostError(ConnectionError)          a member of a collective group died or left
-    ├── ForkError(RuntimeError)                 a fork of a training failed
+    ├── ForkError(RuntimeError)                 a fork of a training run failed
     ├── ClosedError(RuntimeError)               a client was closed, or is a copy in a forked process
     ├── MovedError(LookupError)                 the data is on another shard; clients retry there automatically
     ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
     └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
 
-Pass an error that is stored for later through `without_frames` first.
+Pass an error through `without_frames` before you store it for later use.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
 def shown(text: str) -> str:
-    """Escape the characters of a text that are not printable, for use in a message or a log.
+    """Escape the non-printable characters of a text, for use in a message or a log.
 
     >>> shown("a name"), shown("a\\nline\\x1b[2J")
     ('a name', 'a\\\\nline\\\\x1b[2J')
@@ -65,7 +66,7 @@ class TensorNotFoundError(TensorVineError, KeyError):
 
 
 class GraphError(TensorVineError, ValueError):
-    """Raised if a graph or a recipe is invalid: a cycle, an unknown input, a duplicate name, or mismatched layers."""
+    """Raised if a graph or a recipe is invalid (a cycle, unknown input or duplicate name), or layers do not match."""
 
 
 class InvalidNameError(TensorVineError, ValueError):
@@ -81,7 +82,7 @@ class OptionError(TensorVineError, ValueError):
 
 
 class StoreFullError(MemoryError, TensorVineError):
-    """Raised if there is not enough memory for a save, a load or a shard. The message states which limit was hit."""
+    """Raised if there is not enough memory for a save, a load or a shard. The message states the limit that was hit."""
 
     __str__ = TensorVineError.__str__
 
@@ -91,11 +92,15 @@ class CorruptDataError(TensorVineError, OSError):
 
 
 class StorageError(TensorVineError, OSError):
-    """Raised if a path, file or disk cannot be used: full, read-only, in use, no permission, not a directory."""
+    """Raised if a path, file or disk cannot be used.
+
+    Examples are a full or read-only disk, a path that another repository uses, a missing permission, and a path that is
+    not a directory.
+    """
 
 
 Unreadable = CorruptDataError | StorageError
-"""The errors of a file that cannot be read: `CorruptDataError` is permanent, `StorageError` may be temporary."""
+"""Errors raised if a file cannot be read. `CorruptDataError` is permanent, `StorageError` can be temporary."""
 
 
 class CodecError(TensorVineError, ValueError):
@@ -103,7 +108,7 @@ class CodecError(TensorVineError, ValueError):
 
 
 class CodecUnavailableError(TensorVineError, ImportError):
-    """Raised if an optional package is not installed, such as that of a codec, a file format or Redis."""
+    """Raised if an optional package is not installed, such as the package of a codec, a file format or Redis."""
 
 
 class EngineUnavailableError(TensorVineError, ImportError):
@@ -111,7 +116,7 @@ class EngineUnavailableError(TensorVineError, ImportError):
 
 
 class ShardUnavailableError(TensorVineError, ConnectionError):
-    """Raised if a shard or the planner died or does not answer. The requested change may or may not have been made."""
+    """Raised if a shard or the planner died or does not answer. It is unknown whether a requested change was made."""
 
 
 class EngineStoppedError(ShardUnavailableError):
@@ -138,7 +143,7 @@ class PeerLostError(TensorVineError, ConnectionError):
 
 
 class ForkError(TensorVineError, RuntimeError):
-    """Raised if a fork of a training fails. The message names the cause. The training continues."""
+    """Raised if a fork of a training run fails. The message names the cause. The training run itself continues."""
 
 
 class ClosedError(TensorVineError, RuntimeError):
@@ -146,11 +151,11 @@ class ClosedError(TensorVineError, RuntimeError):
 
 
 class MovedError(TensorVineError, LookupError):
-    """Raised if the requested data moved to another shard, or is being moved. Clients retry there automatically.
+    """Raised if the requested data moved, or is being moved, to another shard. Clients retry there automatically.
 
     Args:
         message: The error message.
-        version: Version number of the topology that the answering shard uses.
+        version: Version number of the topology (the set of shards) that the answering shard knows.
     """
 
     def __init__(self, message: str, version: int = 0) -> None:

@@ -35,7 +35,7 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True, order=True, slots=True)
 class ModelRef:
-    """A reference to one version of a model, written `digits@3`. References sort by name, then by version.
+    """A reference to one version of a model, such as `digits@3`. References sort by name, then by version.
 
     Raises:
         InvalidNameError: if the name is malformed, or the version is not an integer of at least 1.
@@ -49,7 +49,7 @@ class ModelRef:
     name: str
     """Name of the model."""
     version: int
-    """Version number. The versions of a name are numbered from 1."""
+    """Version number. The versions of a model are numbered from 1."""
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -34,52 +34,53 @@ COMPARED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStats:
-    """What one shard holds."""
+    """The memory, disk use and load of one shard, as in `RepositoryStats.shards`."""
 
     shard: int
+    """Index of the shard."""
     models: int
-    """Live versions whose home this shard is."""
+    """Number of live versions whose metadata this shard stores."""
     tensors: int
-    """Tensors stored here, each once however many versions share it."""
+    """Number of tensors stored in this shard. A tensor that several versions share counts once."""
     bytes_memory: int
-    """Bytes of those tensors that are in memory."""
+    """Bytes of the tensors that are in memory."""
     bytes_allocated: int
-    """Bytes of the blocks that hold them, with padding and what awaits compaction."""
+    """Bytes of memory that tensors use, with padding and space that compaction will free."""
     bytes_disk: int
-    """Bytes of the segments' files."""
+    """Bytes of the segment files on the path."""
     bytes_metadata: int
-    """Bytes of manifests, with the users' metadata, and graphs."""
+    """Bytes of manifests (with the metadata of saves) and of graphs."""
     pins: int
-    """Leases on versions."""
+    """Number of pins on these versions. A pin keeps the tensors of a version that a client uses."""
     bytes_staged: int = 0
-    """Bytes of memory that savers are filling."""
+    """Bytes of memory that unfinished saves are filling."""
     bytes_resident: int = 0
-    """Bytes of the system's memory that it has taken: of what is kept, filled and free, as far as there are pages."""
-    versions_behind: int = 0
-    """Versions that wait to be written to disk."""
-    bytes_behind: int = 0
-    """Bytes of these versions' own tensors."""
+    """Bytes of system memory that the shard occupies."""
+    versions_unwritten: int = 0
+    """Number of versions that wait to be written to the path."""
+    bytes_unwritten: int = 0
+    """Bytes of the tensors that wait to be written to the path."""
     capacity: int = 0
-    """Bytes of memory for segments."""
+    """Bytes of memory that tensors can use (`store_bytes`)."""
     requests: int = 0
-    """Saves begun, versions fetched and prefix queries answered since it started."""
+    """Number of saves, loads and prefix queries since the shard started."""
     bytes_saved: int = 0
-    """Bytes of tensors that saves have put into it since it started."""
+    """Bytes of tensors saved into this shard since it started."""
     bytes_sent: int = 0
-    """Bytes of tensors that it has sent since it started, to readers and to other shards: by sockets, by groups, and
-    into the engine's object store, once for all who read there. What readers map is none of them."""
-    bytes_mirrored: int = 0
-    """Bytes of memory that hold copies of what other shards have."""
-    mirrors_behind: int = 0
-    """Nodes that lack a copy of this shard's memory, or have one that was not told all yet."""
+    """Bytes of tensors sent to readers and other shards since the shard started. Mapped tensors do not count. A tensor
+    that is put into the engine's object store counts once for all of its readers."""
+    bytes_replicated: int = 0
+    """Bytes of memory that hold replicas of other shards' tensors."""
+    replicas_missing: int = 0
+    """Number of nodes that have no complete replica of this shard yet."""
     manifests_unread: int = 0
-    """Manifests on disk that could not be read when the shard started, and are tried again."""
+    """Number of manifests on the path that could not be read at the start. The shard tries to read them again."""
     files_orphaned: int = 0
-    """Files of this shard's segments that nobody was found to need at the last look; they are removed."""
+    """Number of segment files of this shard that no version uses. The shard removes them."""
     waiting_for_memory: int = 0
-    """Requests for memory that wait now: of saves, of loads from the path, of copies of what other shards have."""
+    """Number of requests that wait for memory: saves, loads from the path, and replicas."""
     waiting_for_disk: int = 0
-    """Saves that wait now, as too much waits to be written to disk."""
+    """Number of saves that wait because the unwritten bytes reached the limit `lag_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)

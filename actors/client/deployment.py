@@ -58,12 +58,12 @@ Closes = tuple[Callable[[], None], ...]
 
 
 class Deployment:
-    """The part of a repository's client that starts, scales and stops the repository.
+    """The base class of `Repository`: it starts, scales and stops a repository.
 
     Args:
         engine: The engine that runs the repository's actors.
         name: Name of the repository.
-        launched: The actors that this client started. None means that it only connected.
+        launched: The actors that this client started. None means that the client only connected.
     """
 
     def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
@@ -92,45 +92,48 @@ class Deployment:
         nodes: NodeRule | None = None,
         engine: EngineChoice = None,
     ) -> Self:
-        """Start a repository, or join the running repository of that name.
+        """Start a repository, or join the running repository of the same name.
 
-        It runs on the cluster that is already running, or else on a cluster started in this process. A client that
-        joined a repository does not stop it: its `close` only disconnects. The operating-system user who starts a
-        repository owns it.
+        The repository runs on the cluster that is already running, or else on a cluster started in this process. A
+        client that joined a running repository does not stop it: `close` only disconnects. The operating-system user
+        who starts a repository owns it.
 
         Args:
             name: Name of the repository. Its actors are named `NAME/planner`, `NAME/shard-0`, ... in the namespace
-                `tensorvine`. None means `"default"`. To join another user's repository, its name must be given.
+                `tensorvine`. None means `"default"`. Another user's repository can be joined only by its name.
             shards: Number of shards. None means one per node, also when nodes join or leave later.
-            path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) of the history, which is
-                restored at the start. Every node must reach it. Percent-encode secrets in a URI: `@` as `%40`, `/` as
-                `%2F`. None means that nothing outlives the shards.
-            codec: Codec for tensors on the path, such as `Shuffle() | Zstd()`. With a lossy codec, such as
-                `Quantize(8) | Zstd()`, values are exact while a version is in memory and within the codec's error after
-                it was read from disk. None stores tensors unchanged.
-            replicas: Number of nodes that must hold a version before it is committed with `durability="memory"`, at
-                most one per node and per shard. With 2, the loss of one node or one shard's process loses no committed
-                version. If too few nodes are left later, copies share a node; `stats` reports missing copies.
-            store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. It is reserved on
-                the shard's node; memory is taken from the system when it is used. None means half of the node's
-                unreserved memory, shared among the shards that start there.
+            path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) in which versions are stored on
+                disk. Versions that are already there are restored. Every node must have access to this path.
+                Percent-encode secrets in a URI: `@` as `%40`, `/` as `%2F`. None means that no version outlives the
+                shards.
+            codec: Codec for the tensors on disk, such as `Shuffle() | Zstd()`. With a lossy codec, such as
+                `Quantize(8) | Zstd()`, tensors in memory are exact, and tensors that were read from disk are within the
+                codec's error. None stores tensors unchanged.
+            replicas: Number of nodes that must hold a version before it is committed with `durability="memory"`. It
+                must not exceed the number of nodes or of shards. With 2, no committed version is lost when one node or
+                one shard's process fails. If too few nodes are left later, several copies share a node; `stats`
+                reports missing copies.
+            store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. The capacity is
+                reserved on the shard's node, but memory is taken from the system only when it is used. None means half
+                of the node's unreserved memory, shared among the shards that start on the node.
             preallocate_bytes: Memory that each shard takes from the system at the start, in bytes or as text. None
-                means 256 MiB, or the capacity if that is smaller. 0 means none (DStore-OnDemand).
-            metadata_bytes: Limit of one version's metadata as JSON, in bytes or as text. A save with more
-                is refused. Metadata uses memory in addition to `store_bytes`.
+                means 256 MiB, or the capacity if that is smaller. 0 means no preallocation (DStore-OnDemand).
+            metadata_bytes: Maximum size of one version's metadata as JSON, in bytes or as text. A save with larger
+                metadata is refused. Metadata uses memory in addition to `store_bytes`.
             keep: Policy that selects the versions that stay in memory once they are on disk, such as
-                `KeepLast(3) | KeepBest(1)`. Other versions are read from disk. None keeps all until memory is needed.
-            lag_bytes: Limit, per shard, of bytes that wait to be written to the path, in bytes or as text. Saves wait
-                when it is reached. None means half of `store_bytes`.
+                `KeepLast(3) | KeepBest(1)`. Other versions are read from disk. None keeps all versions in memory until
+                memory is needed.
+            lag_bytes: Maximum amount of data per shard that waits to be written to disk, in bytes or as text. Saves
+                wait when this limit is reached. None means half of `store_bytes`.
             redis: URL of a Redis server (`redis://`, `rediss://` or `unix:///PATH`) that announces new versions to
                 consumers outside the cluster (`EdgeConsumer`). Data of earlier repositories of this name is deleted
-                there. Saves do not wait for the server. If it fails later, a warning is logged.
-            scaling: Policy that adds and drains shards as bytes, requests and nodes change. None keeps the number that
-                `shards` gives.
-            nodes: Requirements of a node that holds a shard: minimum amounts of resources and values of labels, such as
-                `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
-            engine: `"ray"`; `"dask"` (the current client, the scheduler of DASK_SCHEDULER_ADDRESS, or a new
-                `LocalCluster`); a `distributed.Client`; or the address of its scheduler. None means the engine that
+                from the server. Saves do not wait for the server. If the server fails later, a warning is logged.
+            scaling: Policy that adds and drains shards when the stored bytes, the requests or the nodes change. None
+                keeps the number of shards that `shards` specifies.
+            nodes: Requirements that a node must meet to hold a shard: minimum amounts of resources and values of
+                labels, such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
+            engine: `"ray"`, `"dask"` (Dask's current client, else the scheduler at DASK_SCHEDULER_ADDRESS, else a new
+                `LocalCluster`), a `distributed.Client`, or the address of a Dask scheduler. None means the engine that
                 already runs in this process, or else Ray.
 
         Raises:
@@ -143,7 +146,7 @@ class Deployment:
             StoreFullError: if a node has too little unreserved memory for a shard.
             StorageError: if `path` cannot be used or belongs to another running repository, or if Redis does not answer
                 or serves a repository of this name in another cluster.
-            CorruptDataError: if `path` holds a repository of a newer format.
+            CorruptDataError: if the repository in `path` was written in a newer format.
             CodecUnavailableError: if `codec` or `redis` needs a package that is not installed.
         """
         known = check_name(name if name is not None else DEFAULT_NAME)
@@ -171,15 +174,16 @@ class Deployment:
     def connect(cls, name: str | None = None, *, engine: EngineChoice = None) -> Self:
         """Connect to a running repository, from any process of its cluster.
 
-        Each process connects by itself: a client cannot be sent to another process. No cluster is started.
+        Call this method in each process, because a client cannot be sent to another process. The method does not start
+        a cluster.
 
         Args:
-            name: Name of the repository. None means `"default"`. To connect to another user's repository, its name
-                must be given.
+            name: Name of the repository. None means `"default"`. A client can connect to another user's repository
+                only by its name.
             engine: Engine that runs the repository, as in `start`.
 
         Raises:
-            RepositoryNotFoundError: if no cluster of that engine runs, or it has no repository of that name.
+            RepositoryNotFoundError: if no cluster of that engine runs, or the cluster has no repository of that name.
             EngineUnavailableError: if the engine's package is not installed.
             OptionError: if `engine` is invalid, or is None while both Ray and Dask run in this process.
             ForeignRepositoryError: if `name` is None and another user owns the repository.
@@ -194,23 +198,23 @@ class Deployment:
         return made
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish pending saves and disconnect; also stop the repository if this client started it.
+        """Finish pending saves, disconnect, and stop the repository if this client started it.
 
-        A client that started a repository with a path waits until all committed versions are on disk. It logs the
-        missing versions after 5 s. A cluster that `start` started is stopped too. If the process ends without `close`,
-        a repository on a cluster of other processes continues to run.
+        If this client started the repository with a path, the call waits until all committed versions are on disk. It
+        logs the missing versions after 5 s. If `start` also started the cluster, the cluster is stopped too. If the
+        process ends without `close`, the repository continues to run, unless its cluster was started in this process.
 
-        Everything is closed even if a step fails; the first error is raised at the end. A second call does nothing, and
-        neither does a call in a forked child process. Afterwards every other method raises `ClosedError`.
+        All steps are carried out even if one fails; the first error is raised at the end. A second call, or a call in a
+        forked child process, does nothing. After `close`, all other methods raise `ClosedError`.
 
         Args:
-            timeout: Seconds for pending saves and the disk together. None means the saves' own timeouts, and 600 s for
-                the disk.
+            timeout: Seconds for pending saves and writes to disk together. None means the timeouts of the saves, and
+                600 s for the writes to disk.
 
         Raises:
             StorageError: if the disk has refused writes for a minute. The message names the versions that are not on
                 disk.
-            OperationTimeoutError: if the timeout ends first. The message names the versions that are not on disk.
+            OperationTimeoutError: if committed versions are not on disk when the timeout ends. The message names them.
             OptionError: if the timeout is not a number.
         """
         deadline = NEVER if timeout is None else Deadline.after(timeout)
@@ -225,8 +229,8 @@ class Deployment:
     def leave(self) -> None:
         """Disconnect, and leave the repository running even if this client started it.
 
-        Other processes can still `connect` to it and `stop` it. A repository on a cluster that is embedded in this
-        process ends with the process nevertheless.
+        Other processes can still connect to the repository and stop it. However, a repository on a cluster that was
+        started in this process ends with this process.
         """
         if self._launched is not None:
             self._launched.leave()
@@ -235,11 +239,11 @@ class Deployment:
     def stop(self, timeout: float | None = None) -> None:
         """Stop the repository, even if another process started it, and disconnect.
 
-        Like `close`, it finishes pending saves and waits until all committed versions are on the path. Calls of other
-        clients raise `ShardUnavailableError` or `RepositoryNotFoundError` from then on.
+        Like `close`, this method finishes the pending saves of this client and waits until all committed versions are
+        on disk. Afterwards, calls of other clients raise `ShardUnavailableError` or `RepositoryNotFoundError`.
 
         Args:
-            timeout: Seconds for pending saves and the disk together, as in `close`.
+            timeout: Seconds for pending saves and writes to disk together, as in `close`.
 
         Raises:
             TensorVineError: the errors of `close`.
@@ -277,42 +281,42 @@ class Deployment:
 
     @property
     def started_here(self) -> bool:
-        """Whether this client started the repository. False means that it joined or connected to a running one."""
+        """Whether this client started the repository. False means that the repository was already running."""
         return self._launched is not None and bool(self._launched.names)
 
     @property
     def has_path(self) -> bool:
-        """Whether the repository keeps a history on disk."""
+        """Whether the repository stores its versions on disk, in the `path` of `start`."""
         return self._session.path is not None
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Numbers of the current shards, as the planner reports them.
+        """Numbers of the current shards, as reported by the planner (the actor that decides which shards exist).
 
-        A number is never used twice. A draining shard is included until other shards have taken over all its data. If
-        the planner does not answer, these are the last numbers known to this client.
+        A number is never used twice. A draining shard is included until all its data is on other shards. If the planner
+        does not answer, the numbers that this client received last are returned.
         """
         self._session.refresh(self._session.topology.version)
         return self._session.topology.alive
 
     def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:
-        """Change the number of shards while reads and saves continue. Nothing is lost.
+        """Change the number of shards while loads and saves continue. No data is lost.
 
-        A joining shard takes over its share of the names, but no tensors. A draining shard hands its names and tensors
-        to the other shards. Shards drain one after another, first those on nodes that are leaving. New shards start on
-        the nodes with the fewest shards.
+        A new shard receives the metadata of its share of the model names, but no tensors. A draining shard moves its
+        metadata and tensors to the other shards. Shards drain one after another, first those on nodes that are leaving
+        the cluster. New shards start on the nodes with the fewest shards.
 
         Args:
             shards: The new number of shards. None means one per node, also when nodes join or leave later.
-            timeout: Seconds to wait. A step that is not decided by then is undone. A decided step is finished in the
-                background.
+            timeout: Seconds to wait. In each step of the change, shards join or one shard drains. When the time ends, a
+                step that the planner has not yet decided is undone. A decided step is finished in the background.
 
         Returns:
             A report of the names, metadata and tensor bytes that moved, and of the time it took.
 
         Raises:
-            OptionError: if `shards` is less than 1 or than the repository's `replicas`, if it is None in a repository
-                with `scaling`, or if `timeout` is not a number.
+            OptionError: if `shards` is less than 1 or less than the repository's `replicas`, if `shards` is None in a
+                repository with `scaling`, or if `timeout` is not a number.
             OperationTimeoutError: if the change takes longer than `timeout`.
             StoreFullError: if the remaining shards have too little room. The failed step is undone.
             ShardUnavailableError: if a shard could not be started. The failed step is undone.
@@ -328,19 +332,21 @@ class Deployment:
     def stats_by_shard(self, timeout: float = 2.0) -> dict[int, ShardStats | TensorVineError]:
         """Return the statistics of each shard, for monitoring.
 
-        Unlike `stats`, it does not fail when some shards do not answer.
+        Unlike `stats`, this method does not fail when some shards do not answer.
 
         Args:
             timeout: Seconds for all shards together.
 
         Returns:
-            A mapping of shard numbers to statistics, or to the error that explains why the shard did not answer in
-            time.
+            A mapping of shard numbers to statistics. If a shard did not answer in time, its number is mapped to an
+            error that states the reason.
         """
         return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all versions committed so far are on disk. Missing versions are logged after 5 s.
+        """Wait until all versions committed so far are on disk.
+
+        The versions that are not on disk after 5 s are logged.
 
         Args:
             timeout: Seconds to wait.
@@ -349,10 +355,10 @@ class Deployment:
             OptionError: if the timeout is not a number.
             StorageError: if the repository has no path, or the disk refuses writes for a minute or until the timeout.
                 The message names the versions that are not on disk.
-            OperationTimeoutError: if it takes longer than `timeout`. The message names the versions that are not on
-                disk.
-            ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in its
-                memory are lost.
+            OperationTimeoutError: if the wait takes longer than `timeout`. The message names the versions that are not
+                on disk.
+            ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in the
+                memory of that shard are lost.
         """
         seconds = seconds_of(timeout)
         patience = seconds + CONTROL_TIMEOUT_S

@@ -25,14 +25,15 @@ from .session import Session
 
 
 class PrefixMatch:
-    """A stored version that shares the longest prefix with a query (EvoStore, section 4.2).
+    """The version that shares the longest prefix of layers with a queried architecture (EvoStore, section 4.2).
 
     The match pins the version: its tensors stay available to this client even if the version is retired. The pin is
-    removed by `release`, by the end of a `with` block, when the client is closed, and soon after the match is collected
+    removed by `release`, at the end of a `with` block, when the client is closed, and soon after the match is collected
     as garbage.
 
-    A client that is suspended for longer than its session lasts (60 s) loses its pins. The next renewal restores them.
-    If the version was retired meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
+    The client renews its session with the shards in the background. If the session is not renewed for 60 s, for example
+    because the process was suspended, the pin is lost. The next renewal restores it. If the version was retired
+    meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class PrefixMatch:
 
     @property
     def layers(self) -> dict[str, str]:
-        """The matching layers: names in the query -> names in the version. `Repository.save` accepts it as `inherit`.
+        """The matching layers: layer name in the queried architecture -> layer name in the version.
+
+        `Repository.save` accepts this mapping as `inherit`.
 
         Raises:
             ModelNotFoundError: if the version was retired while the session of this client had expired.
@@ -70,7 +73,7 @@ class PrefixMatch:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """The tensors of the matching layers: names in the query -> names in the version.
+        """The tensors of the matching layers: tensor name in the queried architecture -> tensor name in the version.
 
         Raises:
             ModelNotFoundError: if the version was retired while the session of this client had expired.
@@ -95,7 +98,7 @@ class PrefixMatch:
         """Unpin the version. A second call does nothing.
 
         Args:
-            wait: Whether to wait until the pin is removed. Memory that only this match kept is then free.
+            wait: Whether to wait until the pin is removed, and memory that only this pin kept in use is free.
         """
         pins = self._session.pins
         if pins.is_owned(self._owned):

@@ -65,8 +65,8 @@ class Repository(Deployment):
     `Repository.start` starts a repository and `Repository.connect` connects to a running one. `close` or the end of a
     `with` block disconnects.
 
-    Several threads may use one client. It carries out its saves one at a time, in the order of the calls. A client
-    belongs to the process that created it: in a forked child process its methods raise `ClosedError`.
+    Several threads can use one client. The client carries out its saves one at a time, in the order of the calls. A
+    client belongs to the process that created it: in a forked child process its methods raise `ClosedError`.
 
     Methods that take a `model` accept `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object with
     a reference as `.ref`, such as `Saved`. Timeouts are in seconds.
@@ -106,44 +106,49 @@ class Repository(Deployment):
     ) -> Saved:
         """Save a new version of a model, and return when it is committed.
 
-        The version appears completely or not at all. If the call ends by an exception, such as `KeyboardInterrupt`,
-        nothing is committed afterwards.
+        A committed version is complete, and all clients see it. If the call ends by an exception, such as
+        `KeyboardInterrupt`, the version is not committed afterwards.
 
         Args:
             name: Name of the model: 1 to 200 characters of `A-Z a-z 0-9 . _ - /`, without a leading `/` or a `..` part.
-                Its versions count up from 1.
+                The versions of a name are numbered from 1.
             tensors: Mapping of tensor names to NumPy, TensorFlow, PyTorch or CuPy arrays of numbers or booleans. Masked
-                arrays and arrays with labels, units or missing values are refused. Tensors that are the same memory are
-                stored once.
-            graph: Architecture of the model. None means the parent's if all its tensors are given, or else none.
+                arrays and arrays with labels, units or missing values are refused. Tensors that share the same memory
+                are stored once.
+            graph: Architecture of the model. None means the parent's architecture if `tensors` contains all tensors of
+                that architecture, and otherwise no architecture.
             parent: Version from which the new version derives. None means the latest version of `name`, if it exists.
-            inherit: The tensors to share with the parent instead of writing them. `"auto"` shares each tensor whose
-                shape, dtype and bytes equal those of the parent's tensor of that name, or of any tensor of the parent
-                if it lacks that name. A mapping of layers to the parent's layers shares the tensors of these layers,
-                which need not be given; it requires `graph` and equal layer configs. None writes everything.
-            quality: Number that ranks equal matches of prefix queries, higher first. NaN ranks below every number.
+            inherit: Selection of the tensors that are shared with the parent instead of being written. `"auto"` shares
+                each tensor whose shape, dtype and bytes equal those of the parent's tensor of the same name. If the
+                parent has no tensor of that name, any equal tensor of the parent is shared. A mapping of layers to the
+                parent's layers shares the tensors of these layers, which `tensors` need not contain. A mapping requires
+                `graph` and equal layer configs. None writes all tensors.
+            quality: Number by which prefix queries choose among versions that match equally well. Higher is better.
+                NaN ranks below every number.
             metadata: Mapping of JSON values or NumPy scalars to store with the version.
-            durability: `"memory"` commits when shards hold the version in memory, and writes it to the path soon after.
-                `"disk"` commits when the version is on the path and synced. No client sees it earlier.
+            durability: `"memory"` commits the version when shards hold it in memory, and writes it to disk soon after
+                if the repository has a path. `"disk"` commits the version when it is on disk and synced. No client sees
+                the version before its commit.
             timeout: Seconds for the whole save, including the wait for earlier saves of this client.
 
         Returns:
-            The new version, and the bytes that it wrote and inherited.
+            The new version, and the numbers of bytes written and inherited.
 
         Raises:
             InvalidNameError: if the name is malformed.
             GraphError: if the graph is invalid, or a layer of `inherit` does not match the parent's layer.
-            TensorMismatchError: if a tensor, the quality or the metadata cannot be stored, or there is no tensor.
+            TensorMismatchError: if a tensor, the quality or the metadata cannot be stored, or if no tensor is given or
+                inherited.
             TensorNotFoundError: if a tensor of the graph is neither given nor inherited.
             OptionError: if another argument is invalid, or the metadata is larger than the repository's
                 `metadata_bytes`.
             ModelNotFoundError: if the parent does not exist.
-            CorruptDataError: if a tensor of `inherit` is in a damaged file.
+            CorruptDataError: if a tensor of a layer in `inherit` is in a damaged file.
             StoreFullError: if the tensors do not fit in the store.
             StorageError: if `durability` is `"disk"` and the repository has no path, or if the disk refuses this
-                version or the versions waiting before it. The version does not exist.
-            ShardUnavailableError, OperationTimeoutError: if a shard dies or does not answer in time. The version may or
-                may not exist; `models` lists it if it does.
+                version or an earlier version that waits to be written. The version is then not committed.
+            ShardUnavailableError, OperationTimeoutError: if a shard dies or does not answer in time. It is then unknown
+                whether the version was committed: call `models` to check.
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
@@ -165,12 +170,14 @@ class Repository(Deployment):
         """Start to save a new version, and return before it is committed.
 
         The call checks the arguments and copies the tensors; a background thread does the rest. `PendingSave.staged`
-        waits until the tensors may be changed, `PendingSave.committed` waits until the version exists.
+        waits until the caller can change the tensors, `PendingSave.committed` waits until the version exists.
 
-        Normally the tensors may be changed as soon as this method returns. They are copied later, in the background, if
-        the buffer is still in use by the previous save or if they are larger than a quarter of the machine's memory.
+        Normally the tensors are copied when this method returns. They are copied later, in the background, if the
+        client's copy buffer still holds the tensors of the previous save, or if the tensors are larger than a quarter
+        of the machine's memory.
 
-        Takes the arguments of `save` and raises its errors, here or in the methods of the `PendingSave`.
+        The arguments are those of `save`. The errors are those of `save` too; this method raises them, or the methods
+        of the returned `PendingSave` do.
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
@@ -182,21 +189,21 @@ class Repository(Deployment):
         """Save a Keras or PyTorch model: its architecture, its tensors and, if possible, how to build it again.
 
         Unless `parent` is given, the parent is the latest version of `name`. If `name` has no version yet, the parent
-        is the version that `load_model` loaded this model from, if it is still live.
+        is the version from which `load_model` loaded this model, if that version still exists.
 
         Args:
             name: Name of the model, as in `save`.
-            model: A built Keras model or a torch module. Wrappers (`DataParallel`, `DistributedDataParallel`,
-                `torch.compile`) are removed. `load_model` can build the model again if it is a Keras model with a
-                config, or a torch module that keeps its constructor's arguments in attributes of the same names.
-                Otherwise `load_model` needs `into`, and the reason is logged.
+            model: A built Keras model or a torch module. A wrapped module (`DataParallel`, `DistributedDataParallel`,
+                `torch.compile`) is saved without its wrapper. `load_model` can build the model again if it is a Keras
+                model with a config, or a torch module that keeps its constructor's arguments in attributes of the same
+                names. Otherwise `load_model` needs `into`, and the reason is logged.
             optimizer: For a Keras model, whether to save the state of its optimizer, as tensors named `optimizer/...`.
-                For a torch module, its optimizer.
-            scheduler: Learning-rate scheduler of the torch optimizer.
-            as_save: Keyword arguments of `save`, except `graph`.
+                For a torch module, the optimizer whose state is saved. False saves no optimizer state.
+            scheduler: Learning-rate scheduler of the torch optimizer, whose state is saved too.
+            as_save: Further keyword arguments of `save`, except `graph`.
 
         Returns:
-            The new version, and the bytes that it wrote and inherited.
+            The new version, and the numbers of bytes written and inherited.
 
         Raises:
             GraphError: if `model` is neither a Keras model nor a torch module, or `optimizer` or `scheduler` does not
@@ -222,33 +229,35 @@ class Repository(Deployment):
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
-        """Load the tensors of a version: all of them, those of some layers, or some by name.
+        """Load all tensors of a version, or a selection of them.
+
+        Without `layers`, `tensors` and `into`, all tensors are loaded.
 
         Args:
             model: The version.
             layers: Names of the layers whose tensors are loaded.
-            tensors: Names of the tensors to load. It cannot be combined with `layers`.
-            into: Mapping of tensor names to writable arrays to fill. If neither `layers` nor `tensors` is given, these
-                tensors are loaded. The arrays may have any strides and byte order. All are checked before one is
-                written.
+            tensors: Names of the tensors to load. This argument cannot be combined with `layers`.
+            into: Mapping of tensor names to writable arrays, which are filled. Without `layers` and `tensors`, the
+                tensors named in this mapping are loaded. The arrays can have any strides and byte order. All arrays are
+                checked before the first one is written.
             timeout: Seconds to wait.
             transport: How the bytes are read: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
-                `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, so only versions on
+                `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
                 disk). `"auto"` maps memory of this node, and uses the fastest transport for other nodes.
 
         Returns:
-            A mapping of tensor names to arrays. With `into`, these are its arrays. Otherwise they are read-only, and
-            without a copy if this node holds the bytes. They stay valid when the version is retired, when its shard
-            dies and after `close`. Never write to them, for example through `torch.from_numpy`: the memory is shared.
-            Copy them first.
+            A mapping of tensor names to arrays. With `into`, these are the arrays of `into`. Otherwise the arrays are
+            read-only, and are not copied if this node holds the bytes. They stay valid when the version is retired,
+            when its shard dies and after `close`. Never write to these arrays, for example through `torch.from_numpy`,
+            because other processes share their memory: copy them first.
 
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
-            TensorNotFoundError: if the version has no such layer or tensor, or `into` lacks one to load.
+            TensorNotFoundError: if the version lacks a requested layer or tensor, or `into` lacks a tensor to load.
             TensorMismatchError: if an array of `into` has another shape or dtype, cannot be written to, or overlaps
                 another one. No array was written.
-            ModelLostError: if the bytes were lost with a shard that died.
-            OptionError: if the transport does not exist or the timeout is not a number.
+            ModelLostError: if bytes of the version were lost when a shard died.
+            OptionError: if the transport is unknown or the timeout is not a number.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
                 time.
             OperationTimeoutError: if a shard does not answer in time.
@@ -266,36 +275,36 @@ class Repository(Deployment):
         compile: bool = True,  # noqa: A002  Keras' own name for it
         custom_objects: Mapping[str, object] | None = None,
     ) -> Any:
-        """Load a Keras or PyTorch model: build it again, or fill the model `into`.
+        """Load a Keras or PyTorch model: build a new model, or fill the model `into`.
 
         The model is loaded completely, or an error is raised and `into` is unchanged. Random seeds, metrics and the
-        states of stateful recurrent layers are not stored: they are those of the new model, or stay as they are in
-        `into`.
+        states of stateful recurrent layers are not stored: a new model has its initial ones, and `into` keeps its own.
 
-        A torch module is built again on the CPU by its class, which must be importable, and is compared with the saved
-        one. `into` is needed for a module that was changed after its construction, and to restore a torch optimizer.
+        A new torch module is built on the CPU by its class, which must be importable, and is compared with the saved
+        module. `into` is needed for a module that was changed after its construction, and to restore a torch optimizer.
 
         Args:
             model: The version.
             into: Model to fill. Tensors are matched by name, or by architecture if the names differ. Other state of
                 layers (vocabularies, assets, extra state) is filled too. A torch module on the device "meta" gets
-                memory on the CPU. None builds the model again; a Keras model is compiled as it was.
+                memory on the CPU. None builds a new model, and compiles a Keras model as the saved model was.
             optimizer: For a Keras model, whether to load the state of its optimizer, if it was saved. For a torch
                 module, the optimizer of `into` to fill.
             scheduler: Learning-rate scheduler of the torch optimizer to fill.
-            strict: Whether every tensor of `into` must have been stored.
-            compile: Whether to compile a Keras model that is built again. False also omits its optimizer's state.
-            custom_objects: Mapping of names to classes and functions that building the model needs, in addition to
-                those that Keras has registered.
+            strict: Whether the version must contain every tensor of `into`.
+            compile: Whether to compile a new Keras model. False also omits the state of its optimizer.
+            custom_objects: Mapping of names to classes and functions that are needed to build the model, in addition
+                to those registered with Keras.
 
         Returns:
             The new model, or `into`.
 
         Raises:
-            GraphError: if the model cannot be built again, if a layer refuses its stored state, or if an argument does
-                not apply to a model of this framework.
-            TensorNotFoundError: if a stored tensor has no counterpart in `into` or its optimizer, or the reverse.
-            TensorMismatchError: if a tensor has another shape or dtype, or the optimizer is of another class.
+            GraphError: if the model cannot be built, if a layer refuses its stored state, or if an argument does not
+                apply to a model of this framework.
+            TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
+            TensorMismatchError: if a tensor has another shape or dtype than the stored tensor, or the optimizer is of
+                another class than the saved optimizer.
             TensorVineError: the errors of `load`.
         """
         header = self._header(model)
@@ -316,34 +325,39 @@ class Repository(Deployment):
     # ---- questions about one model --------------------------------------------------------------------
 
     def graph(self, model: Model) -> ModelGraph:
-        """Return the architecture of a version. It has no layers if the version was saved without a graph."""
+        """Return the architecture of a version. It has no layers if the version was saved without an architecture."""
         header = self._header(model)
         return self._catalog.graph(header.ref, header.graph_key)
 
     def info(self, model: Model) -> ModelInfo:
-        """Return the parent, quality, metadata, time and sizes of a version."""
+        """Return the parent, quality, metadata, time of the save, sizes and codec of a version."""
         return ModelInfo.of(self._header(model))
 
     def owners(self, model: Model) -> dict[str, ModelRef]:
-        """Return the owner of each tensor of a version: the newest version of its lineage that wrote the tensor."""
+        """Return the owner of each tensor of a version: the newest version in the lineage that wrote this tensor."""
         ref, table = self._table(model)
         return {name: entry.owner or ref for name, entry in table.items()}
 
     def contributions(self, model: Model) -> dict[ModelRef, list[str]]:
-        """Return the versions that wrote tensors of a version, each with the names of these tensors."""
+        """Group the tensors of a version by their owners.
+
+        Returns:
+            A mapping of owners, the versions that wrote the tensors, to the names of their tensors.
+        """
         written: dict[ModelRef, list[str]] = {}
         for name, owner in self.owners(model).items():
             written.setdefault(owner, []).append(name)
         return written
 
     def lineage(self, model: Model) -> list[ModelRef]:
-        """Return the version itself, its parent, and so on to the root. Retired ancestors are included."""
+        """Return a version, its parent, and so on to the root. Retired ancestors are included."""
         return self._lineage.to_root(self._header(model).ref)
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
-        """Return the qualities with which versions were saved, also those of retired versions.
+        """Return the qualities with which versions were saved. Retired versions are included.
 
-        The quality of a retired version is known as long as the process of its home shard runs or the path stores it.
+        The quality of a retired version is known as long as it is stored on disk, or as long as the shard that keeps
+        the metadata of the version's name does not restart.
 
         Args:
             refs: Versions, such as those of a lineage.
@@ -354,7 +368,7 @@ class Repository(Deployment):
         return self._lineage.qualities(refs)
 
     def descendants(self, model: Model) -> list[ModelRef]:
-        """Return all live versions that derive from a version, directly or through other versions, sorted."""
+        """Return all live versions that derive from a version directly or through other versions, sorted."""
         return self._lineage.descendants(self._header(model).ref)
 
     def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
@@ -377,11 +391,11 @@ class Repository(Deployment):
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
 
         Args:
-            pattern: A `ModelGraph`, a Keras model or a torch module, for versions with the same architecture, whatever
-                their names. Or a list of predicates, one per layer along a path, such as
-                `[{"class": "Conv2D", "filters": [32, 64]}, {}]`: each maps config keys to a value or a list of allowed
-                values, and `{}` matches any layer.
-            exact: Whether the pattern must cover a complete path from an input to an output.
+            pattern: An architecture or a list of predicates. An architecture (a `ModelGraph`, a Keras model or a torch
+                module) finds the versions with the same architecture; the names of layers can differ. A list, such as
+                `[{"class": "Conv2D", "filters": [32, 64]}, {}]`, has one predicate per layer along a path. Each
+                predicate maps config keys to a value or to a list of allowed values; `{}` matches any layer.
+            exact: Whether the list must cover a complete path from an input to an output.
 
         Returns:
             The versions, sorted.
@@ -398,14 +412,14 @@ class Repository(Deployment):
     def longest_prefix(self, graph: Architecture) -> PrefixMatch | None:
         """Find the live version that shares the most layers with an architecture, counted from the inputs.
 
-        If several versions share equally many layers, the one with the highest quality is returned, and of several with
-        the same quality the newest.
+        If several versions share equally many layers, the version with the highest quality is returned. If their
+        qualities are equal too, the newest of these versions is returned.
 
         Args:
             graph: A `ModelGraph`, a Keras model or a torch module.
 
         Returns:
-            The match, which pins the version until it is released. None if no version shares an input layer.
+            The match, which pins the version until `PrefixMatch.release`. None if no version shares an input layer.
 
         Raises:
             GraphError: if `graph` has no architecture.
@@ -413,13 +427,13 @@ class Repository(Deployment):
         return self.longest_prefixes([graph])[0]
 
     def longest_prefixes(self, graphs: Sequence[Architecture]) -> list[PrefixMatch | None]:
-        """Find the longest prefix for each of several architectures, with one message per shard.
+        """Call `longest_prefix` for several architectures, with only one message per shard.
 
         Args:
             graphs: Architectures, as in `longest_prefix`.
 
         Returns:
-            One result of `longest_prefix` per architecture, in the same order.
+            The results of `longest_prefix`, in the order of the architectures.
         """
         asked = [frameworks.graph_of(graph, "longest_prefix") for graph in graphs]
         return self._prefixes.longest(asked) if asked else []
@@ -431,9 +445,10 @@ class Repository(Deployment):
     # ---- changes --------------------------------------------------------------------------------------
 
     def retire(self, model: Model) -> None:
-        """Retire a version: remove it from the path and from all answers except lineages.
+        """Retire a version: it is removed from disk, and can no longer be loaded or found.
 
-        Its tensors are freed when no live version and no pin refers to them.
+        Lineages still contain the version, and a client that pinned it can still load it. The version's tensors are
+        freed when no live version and no pin refers to them.
 
         Raises:
             ModelNotFoundError: if the version is not live.
@@ -442,15 +457,15 @@ class Repository(Deployment):
         self._session.at_home(name, ShardCalls.retire(name, version))
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
-        """Check a version or all versions: every checksum in memory and on disk, and the owner of every tensor.
+        """Check one or all versions for damage: all checksums in memory and on disk, and the owners of all tensors.
 
         Args:
             model: The version. None means all live versions.
             timeout: Seconds for each version.
 
         Returns:
-            The problems found, including files that could not be read when the repository started. Empty if all is
-            correct.
+            The problems found, including files that could not be read when the repository started. An empty list
+            means that no problem was found.
         """
         if model is None:
             found = self._verifier.unread()
@@ -463,24 +478,24 @@ class Repository(Deployment):
         return found + [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
 
     def unreadable(self) -> list[UnreadFile]:
-        """List the files on the path that could not be read when the repository started and still cannot be read.
+        """List the files on disk that could not be read when the repository started and still cannot be read.
 
-        Each file affects only its own version. Data to which the file may refer is not deleted, and the version's
-        number is not used again. The files are read again from time to time, so a repaired file is restored
-        automatically.
+        Each file affects only its own version. Data to which the file possibly refers is not deleted, and the version's
+        number is not used again. The files are read again from time to time, so the version of a repaired file is
+        restored automatically.
         """
         return self._verifier.unreadable()
 
     def export(self, model: Model, path: str | os.PathLike[str]) -> None:
         """Write the tensors of a version to a file that other tools can read.
 
-        The file also holds the version's architecture, quality and metadata. Metadata values that are text are
-        additionally written under their own keys. A safetensors file has `"format": "pt"` unless the metadata names
-        another format.
+        A safetensors or Arrow file also contains the version's architecture, quality and metadata. Metadata values that
+        are text are additionally written under their own keys. A safetensors file has the entry `"format": "pt"` unless
+        the metadata names another format.
 
         Args:
             model: The version.
-            path: File name or URI of `pyarrow.fs`, such as `s3://bucket/m.safetensors`. It ends with `.safetensors`,
+            path: File name, or URI of `pyarrow.fs`, such as `s3://bucket/m.safetensors`. The suffix is `.safetensors`,
                 `.arrow` or, for a Keras model, `.weights.h5`. An existing file is replaced.
 
         Raises:
@@ -504,14 +519,14 @@ class Repository(Deployment):
         """Save the tensors of a file as a new version.
 
         Args:
-            path: File that `export` or another tool wrote: `.safetensors`, `.arrow` or `.weights.h5`, as in `export`.
+            path: File name or URI, as in `export`. The file was written by `export` or by another tool.
             name: Name of the model.
-            as_save: Keyword arguments of `save`. `graph`, `quality` and `metadata` default to those in the file. The
-                metadata of a file of another tool (`__metadata__` of safetensors, schema metadata of Arrow) becomes the
-                version's metadata.
+            as_save: Further keyword arguments of `save`. `graph`, `quality` and `metadata` default to those in the
+                file. If another tool wrote the file, the file's own metadata (`__metadata__` of safetensors, schema
+                metadata of Arrow) becomes the version's metadata.
 
         Returns:
-            The new version, and the bytes that it wrote and inherited.
+            The new version, and the numbers of bytes written and inherited.
 
         Raises:
             StorageError: if the file cannot be read.
@@ -522,11 +537,13 @@ class Repository(Deployment):
         return self.save(name, tensors, **stored | as_save)
 
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
-        """Wait for a version of a model that is newer than `after`. The shard pushes it, so nothing is polled.
+        """Wait for a version of a model that is newer than version number `after`.
+
+        The shard notifies the client of new versions. The client does not poll.
 
         Args:
             name: Name of the model.
-            after: Number of a version.
+            after: Number of a version. 0 accepts any version.
             timeout: Seconds to wait.
 
         Returns:

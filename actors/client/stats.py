@@ -10,22 +10,22 @@ from ...store.shard import ShardStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryStats:
-    """The contents of a repository, in total and per shard."""
+    """Statistics of a repository, in total and per shard."""
 
     models: int
     """Number of live versions."""
     tensors: int
     """Number of stored tensors. A tensor that several versions share counts once."""
     bytes_memory: int
-    """Bytes of these tensors that are in memory."""
+    """Bytes of the stored tensors that are in memory."""
     bytes_disk: int
-    """Bytes of the files that hold tensors."""
+    """Bytes of the files on disk that hold tensors."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
 
     @classmethod
     def of(cls, shards: Sequence[ShardStats]) -> RepositoryStats:
-        """Add up the statistics of all shards."""
+        """Create the statistics of a repository from the statistics of its shards."""
         return cls(
             models=sum(s.models for s in shards),
             tensors=sum(s.tensors for s in shards),

@@ -23,10 +23,10 @@ from .session import Session
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem with a version or with a file on the path."""
+    """A problem with a version, or with a file that the repository stores on disk."""
 
     ref: ModelRef | None
-    """The affected version. None if the problem is a file whose name belongs to no version."""
+    """The affected version. None if the problem is a file whose name does not identify a version."""
     text: str
     """Description of the problem: the file or tensor, the expected value and the value found."""
 

@@ -45,16 +45,17 @@ def connect(
         name: Name of the group.
         rank: Number of this member, 0 to size - 1.
         size: Number of members.
-        epoch: Generation of the group. Increase it when members join or leave, and after a failure.
+        epoch: Epoch of the group, 0 or higher. Use a higher number after members join or leave, and after a failure.
         backend: `"shared"` (within one machine, from memory to memory), `"gloo"` (TCP, needs PyTorch) or `"nccl"`
             (between GPUs, needs CuPy). `"auto"` uses shared memory if all members can read each other's memory, and
             otherwise Gloo.
         timeout: Seconds to wait for all members. It is also the default timeout of the group's operations.
-        rendezvous: Meeting point of the members. None means that of the running engine.
+        rendezvous: Meeting point where the members exchange addresses. None means the meeting point of the running
+            engine.
 
     Raises:
         OperationTimeoutError: if not all members join in time. The message names the missing ranks.
-        PeerLostError: if a member dies or leaves meanwhile.
+        PeerLostError: if a member dies or leaves during the call.
         ValueError: if an argument is invalid or differs from another member's, if another process has joined as this
             rank, or if the members of a `"shared"` group cannot read each other's memory.
         ImportError: if a package that the back end needs is not installed.
@@ -80,14 +81,14 @@ def connect(
 def renew(
     group: Group, rank: int, size: int, *, timeout: float | None = None, rendezvous: Rendezvous | None = None
 ) -> Group:
-    """Leave a group and join its next epoch, which may have other members.
+    """Leave a group, and join it again with the next epoch number and possibly other members.
 
     Args:
-        group: The current group, which is closed.
+        group: The current group. It is closed.
         rank: Number of this member in the next epoch.
         size: Number of members in the next epoch.
-        timeout: Seconds, as in `connect`. None means the group's timeout.
-        rendezvous: Meeting point of the members, as in `connect`.
+        timeout: Seconds to wait for all members, as in `connect`. None means the group's timeout.
+        rendezvous: Meeting point where the members exchange addresses, as in `connect`.
 
     Raises:
         Exception: the errors of `connect`.

@@ -33,17 +33,17 @@ class Work(Protocol):
     """A running operation of a group."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the operation has ended. Later calls have the same result.
+        """Wait until the operation has ended. Later calls have the same outcome.
 
-        An operation that does not end in time breaks the group.
+        If the operation does not end in time, the group is broken: its later operations fail.
 
         Args:
             timeout: Seconds to wait from now. None means the operation's own timeout.
 
         Raises:
-            PeerLostError: if a peer died or left.
-            OperationTimeoutError: if a peer did not take part in time.
-            TensorMismatchError: if the calls of the ranks do not match. The message lists them by rank.
+            PeerLostError: if another rank died or left the group.
+            OperationTimeoutError: if another rank did not take part in time.
+            TensorMismatchError: if the calls of the ranks do not match. The message lists the calls by rank.
         """
         ...
 
@@ -53,22 +53,26 @@ class Work(Protocol):
 
 
 class Group(ABC):
-    """One member of a collective group. `connect` creates it, and `close` or the end of a `with` block leaves it.
+    """One member of a collective group.
 
-    Methods whose name begins with `i` start an operation and return a `Work` to wait for (as in MPI). The others wait
-    until the operation has ended.
+    `connect` joins a group and returns the member. `close`, or the end of a `with` block, leaves the group.
 
-    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of them. They are not
+    As in MPI, the methods `isend`, `irecv`, `ibroadcast`, `iall_gather`, `iall_reduce` and `ibarrier` start an
+    operation and return a `Work` to wait for. The methods `send`, `recv`, `broadcast`, `all_gather`, `all_reduce` and
+    `barrier` wait until the operation has ended.
+
+    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of them. Arrays are not
     copied. Until the operation has ended, do not change an array that is sent, and do not read an array that is
     received.
 
-    All ranks call the collectives in the same order and with the same root, reduction, bounds, dtype and shape. Between
-    two ranks, the k-th `recv` receives the k-th `send`, which must have the same size and dtype. Otherwise all ranks
-    concerned raise `TensorMismatchError` before any of their arrays is written to. A message to a rank that is in a
-    collective waits until its timeout.
+    All ranks must call the collectives (broadcast, all-gather, all-reduce and barrier) in the same order and with the
+    same root, reduction, bounds, dtype and shape. Between two ranks, the k-th `recv` receives the array of the k-th
+    `send`; the two arrays must have the same size and dtype. If calls do not match, the ranks concerned raise
+    `TensorMismatchError` before any of their arrays is written to. However, if one rank calls `send` or `recv` and the
+    other rank calls a collective instead, the `send` or `recv` waits until its timeout.
 
-    A failed operation breaks the group: running operations fail, and later ones raise the same error. Several threads
-    may use a group.
+    A failed operation breaks the group: running operations fail, and later operations raise the same error. Several
+    threads can use a group.
     """
 
     backend: ClassVar[str]
@@ -76,13 +80,13 @@ class Group(ABC):
     name: str
     """Name of the group."""
     epoch: int
-    """Generation of the group."""
+    """Epoch of the group: a number that is increased when members join or leave, and after a failure."""
     rank: int
     """Number of this member, 0 to size - 1."""
     size: int
-    """Number of members."""
+    """Number of members of the group."""
     timeout: float
-    """Default timeout of operations in seconds."""
+    """Default timeout of the group's operations, in seconds."""
 
     @abstractmethod
     def check(self, array: object, what: str, *, writes: bool) -> None:
@@ -94,7 +98,8 @@ class Group(ABC):
             writes: Whether the array will be written to.
 
         Raises:
-            TensorMismatchError: if it is not a contiguous array of numbers, or cannot be written to although `writes`.
+            TensorMismatchError: if `array` is not a contiguous array of numbers, or if `writes` is true and `array` is
+                read-only.
         """
 
     @abstractmethod
@@ -104,7 +109,7 @@ class Group(ABC):
         Args:
             array: A contiguous array.
             to: Rank of the receiver.
-            timeout: Seconds. None means the group's timeout.
+            timeout: Seconds until the operation times out. None means the group's timeout.
 
         Raises:
             ValueError: if `to` is not the rank of another member.
@@ -117,9 +122,9 @@ class Group(ABC):
         """Start to receive the next array from another rank.
 
         Args:
-            array: A contiguous, writable array of the same size and dtype as the array sent. Its shape may differ.
+            array: A contiguous, writable array of the same size and dtype as the sent array. The shapes can differ.
             source: Rank of the sender.
-            timeout: Seconds. None means the group's timeout.
+            timeout: Seconds until the operation times out. None means the group's timeout.
 
         Raises:
             ValueError: if `source` is not the rank of another member.
@@ -132,10 +137,11 @@ class Group(ABC):
         """Start to copy the root's array to all ranks.
 
         Args:
-            array: A contiguous array of the same dtype and shape on all ranks. It is overwritten except at the root.
+            array: A contiguous array of the same dtype and shape on all ranks. The root's array is copied into it.
             root: Rank whose array is copied.
-            timeout: Seconds. None means the group's timeout.
-            part_of: Name of the larger call that this operation belongs to, if any. It must be the same on all ranks.
+            timeout: Seconds until the operation times out. None means the group's timeout.
+            part_of: Name of the larger operation of which this is a step, for error messages. All ranks must give the
+                same name.
 
         Raises:
             ValueError: if `root` is not a rank of the group.
@@ -145,13 +151,16 @@ class Group(ABC):
 
     @abstractmethod
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
-        """Start to gather the parts of an array on all ranks, in place. Each rank already has its own part there.
+        """Start to collect the parts of an array from all ranks, in place.
+
+        Before the call, each rank has written its own part into its array. Afterwards, the arrays of all ranks contain
+        all parts.
 
         Args:
-            array: The whole array, 1-d.
-            bounds: `size + 1` ascending indices. The part of rank r is `array[bounds[r]:bounds[r + 1]]`, which may be
-                empty. None means parts of equal size, the longer ones first (`even_bounds`).
-            timeout: Seconds. None means the group's timeout.
+            array: The whole array, 1-d, of the same length on all ranks.
+            bounds: `size + 1` ascending indices. The part of rank r is `array[bounds[r]:bounds[r + 1]]`, which can be
+                empty. None means parts whose lengths differ by at most one, the longer parts first.
+            timeout: Seconds until the operation times out. None means the group's timeout.
 
         Raises:
             ValueError: if `bounds` are not ascending indices of the array.
@@ -163,29 +172,32 @@ class Group(ABC):
     def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
         """Start to combine the arrays of all ranks element by element, in place.
 
-        All ranks get the same bits. In groups of the same size and back end, the same arrays always give the same bits.
+        The result is bit-for-bit identical on all ranks. For the same arrays, it is also identical in every group of
+        the same size and back end.
 
         Args:
             array: A contiguous array of the same dtype and shape on all ranks.
-            op: "sum", "mean", "min", "max" or "product".
-            timeout: Seconds. None means the group's timeout.
-            part_of: Name of the larger call that this operation belongs to, if any. It must be the same on all ranks.
+            op: The reduction: "sum", "mean", "min", "max" or "product".
+            timeout: Seconds until the operation times out. None means the group's timeout.
+            part_of: Name of the larger operation of which this is a step, for error messages. All ranks must give the
+                same name.
 
         Raises:
             ValueError: if `op` is unknown.
-            TensorMismatchError: if `array` is not a contiguous, writable array of numbers, or has integers for a mean.
+            TensorMismatchError: if `array` is not a contiguous, writable array of numbers, or if `op` is "mean" and
+                `array` is neither floating-point nor complex.
             PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def ibarrier(self, *, timeout: float | None = None) -> Work:
-        """Start to wait until all ranks have called this."""
+        """Start a barrier: an operation that ends when all ranks have called `ibarrier` or `barrier`."""
 
     @abstractmethod
     def close(self) -> None:
         """Leave the group. A second call does nothing.
 
-        Running operations fail, at the other ranks with `PeerLostError`.
+        Running operations of this rank, and those of other ranks that need this rank, fail with `PeerLostError`.
         """
 
     def send(self, array: object, to: int, *, timeout: float | None = None) -> None:
@@ -201,7 +213,7 @@ class Group(ABC):
         self.ibroadcast(array, root, timeout=timeout).wait()
 
     def all_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> None:
-        """Gather the parts of an array on all ranks, in place. See `iall_gather`."""
+        """Collect the parts of an array from all ranks, in place. See `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
     def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> None:
@@ -209,7 +221,7 @@ class Group(ABC):
         self.iall_reduce(array, op, timeout=timeout, part_of=part_of).wait()
 
     def barrier(self, *, timeout: float | None = None) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called `barrier` or `ibarrier`."""
         self.ibarrier(timeout=timeout).wait()
 
     def __enter__(self) -> Self:

@@ -111,7 +111,7 @@ class Meeting:
 
 
 class LocalRendezvous:
-    """A meeting point for the members of a group that run as threads or coroutines of one process.
+    """A meeting point within one process, for members of a group that are threads or coroutines of the process.
 
     >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
     [{'port': 7}]
@@ -122,21 +122,21 @@ class LocalRendezvous:
         self._lock = threading.Lock()
 
     def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
-        """Exchange endpoints with all ranks, from a thread.
+        """Exchange endpoints (addresses) with all ranks, from a thread.
 
         Args:
-            key: Name of the meeting, which begins error messages.
+            key: Name of the meeting. Error messages begin with this name.
             rank: Rank of this member.
             size: Number of members.
-            endpoint: JSON-like description of how the others reach this member.
+            endpoint: JSON-like description of how other members reach this member.
             timeout: Seconds to wait for all members.
 
         Returns:
             The endpoints of all members by rank.
 
         Raises:
-            OperationTimeoutError: if a member is missing. The message names the missing ranks.
-            ValueError: if another member has the same rank or another size, or there is no such rank.
+            OperationTimeoutError: if a member is missing when the timeout ends. The message names the missing ranks.
+            ValueError: if another member has the same rank or another size, or `rank` is not from 0 to size - 1.
         """
         deadline = Deadline.after(timeout)
         meeting, complete = self._come(key, rank, size, endpoint)

@@ -59,20 +59,22 @@ class EdgeConsumer:
     """A consumer outside the cluster, which receives the versions of one model without Ray or Dask.
 
     Redis announces new versions. Their tensors are read from the shards over TCP and checked against content hashes.
-    With `build`, a thread loads each newest version into a model, and `infer` answers with it. If a version does not
-    fit the model, it is refused and the previous version continues to answer.
+    With `build`, a thread loads the newest version into a model, which computes the answers of `infer`. A version that
+    does not fit the model is refused; `infer` then continues to use the previous version.
 
     Args:
         url: URL of the Redis server that the repository was started with.
         name: Name of the model.
-        build: Function that makes the model: a Keras model, a torch module, or a callable object with
-            `assign(tensors)`. It is called twice. None means that this consumer only loads.
+        build: Function that creates the model: a Keras model, a torch module, or a callable object with the method
+            `assign(tensors)`. The function is called twice. None means that the consumer has no model and only loads
+            tensors.
         repository: Name of the repository.
         timeout: Seconds for each load of a version.
 
     Raises:
         ValueError: if `url` is not the URL of a Redis server.
-        StorageError: if the server does not answer now. If it fails later, the consumer waits for it.
+        StorageError: if the server does not answer during this call. If the server fails later, the consumer waits for
+            it.
         CodecUnavailableError: if the package `redis` is not installed.
 
     >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
@@ -114,12 +116,13 @@ class EdgeConsumer:
     # ---- what there is --------------------------------------------------------------------------------
 
     def wait_newer(self, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
-        """Wait for a version that is newer than `after`. Redis pushes it, so nothing is polled.
+        """Wait for a version of the model that is newer than version number `after`.
 
-        If the repository was started again since this method last returned a version, all its versions are newer.
+        Redis notifies the consumer of new versions. If the repository was restarted since this method last returned a
+        version, all versions of the restarted repository count as newer.
 
         Args:
-            after: Number of a version.
+            after: Number of a version. 0 accepts any version.
             timeout: Seconds to wait.
 
         Returns:
@@ -149,9 +152,10 @@ class EdgeConsumer:
             RepositoryNotFoundError: if no repository of this name was ever started.
             StorageError: if Redis does not answer.
             ShardUnavailableError, OperationTimeoutError: if a shard does not answer in time.
-            ModelLostError: if the bytes were lost with a shard that died.
-            CorruptDataError: if the received bytes are not the saved ones.
-            ClosedError: if the consumer was closed, or this is a forked child of the process that created it.
+            ModelLostError: if bytes of the version were lost when a shard died.
+            CorruptDataError: if the received bytes differ from the saved bytes.
+            ClosedError: if the consumer was closed, or this process is a forked child of the process that created the
+                consumer.
         """
         self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
@@ -180,7 +184,9 @@ class EdgeConsumer:
                 raise failure
 
     def info(self, model: Model | None = None) -> ModelInfo:
-        """Return the parent, quality, metadata, time and sizes of a version. No shard is asked.
+        """Return the parent, quality, metadata, time of the save, sizes and codec of a version.
+
+        The information is read from Redis. No shard is contacted.
 
         Args:
             model: The version. None means the newest version of this consumer's model.
@@ -204,51 +210,55 @@ class EdgeConsumer:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that answers, or None before the first version has been loaded."""
+        """The version that `infer` uses. None before the first version has been loaded, and without `build`."""
         return self._serving.ref if self._serving is not None else None
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """The newest 64 versions that did not fit the model, each with the reason."""
+        """The last versions, at most 64, that were refused because they did not fit the model, with the reasons."""
         return self._serving.refused if self._serving is not None else {}
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer a batch with the newest version that has been loaded.
+        """Compute the outputs for a batch with the newest version that has been loaded.
 
         Args:
             batch: Input of the model.
-            timeout: Seconds to wait for the first version. It does not wait for later versions.
+            timeout: Seconds to wait for the first version. The method does not wait for later versions.
 
         Returns:
-            The outputs, the version that computed them, and the time it took.
+            The outputs, the version that computed them, and the duration of the computation.
 
         Raises:
             ValueError: if the consumer has no `build`.
             OperationTimeoutError: if no version is loaded in time.
-            ClosedError: if the consumer was closed, or this is a forked child of the process that created it.
+            ClosedError: if the consumer was closed, or this process is a forked child of the process that created the
+                consumer.
         """
         return self._answering().infer(batch, timeout)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
-        """Wait until `version` or a newer version answers.
+        """Wait until `infer` uses version number `version` or a newer version.
 
         Args:
             version: Number of the version.
             timeout: Seconds to wait.
 
         Returns:
-            The version that answers.
+            The version that `infer` now uses.
 
         Raises:
             ValueError: if the consumer has no `build`.
-            OperationTimeoutError: if no such version answers in time.
+            OperationTimeoutError: if `infer` does not use this version or a newer one in time.
         """
         return self._answering().wait_for(version, timeout)
 
     # ---- start and end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the connections and stop the threads. Does nothing if it was closed, or in a forked child."""
+        """Close the connections and stop the threads.
+
+        A second call, or a call in a forked child process, does nothing.
+        """
         if not self._opened.close():
             return
         self._closing.set()

@@ -230,6 +230,6 @@ class Following:
         deadline, loads = Deadline.after(PEER_TIMEOUT_S), dict[int, ShardLoad]()
         for shard, answer in asked.items():
             stats = answer.result(deadline.left())
-            held = stats.bytes_allocated + stats.bytes_staged + stats.bytes_mirrored
+            held = stats.bytes_allocated + stats.bytes_staged + stats.bytes_replicated
             loads[shard] = ShardLoad(held, stats.capacity, stats.requests)
         return loads

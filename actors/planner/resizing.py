@@ -60,7 +60,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport:
-    """The result of `Repository.scale`: the number of shards, and the names and bytes that moved."""
+    """The result of `Repository.scale`: the numbers of shards, the moved names and bytes, and the duration."""
 
     shards_before: int
     """Number of shards before the change."""
@@ -69,9 +69,9 @@ class ScaleReport:
     names_moved: int
     """Number of model names whose metadata moved to another shard."""
     metadata_bytes_moved: int
-    """Bytes of manifests and graphs that moved to other shards."""
+    """Bytes of metadata (manifests and graphs) that moved to other shards."""
     metadata_bytes_total: int
-    """Bytes of manifests and graphs on all shards before the change."""
+    """Bytes of metadata (manifests and graphs) on all shards before the change."""
     tensor_bytes_moved: int
     """Bytes of tensors that were copied to other shards. Only draining shards move tensors."""
     seconds: float

@@ -28,16 +28,16 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The form and the parameters of a fitted loss curve."""
+    """A fitted loss curve: the name of its formula, and the values of the parameters."""
 
     form: str
-    """Name of the form, such as "exp3"."""
+    """Name of the curve's form, which is a formula, such as "exp3"."""
     params: dict[str, float]
-    """Parameters of the form, by name."""
+    """Parameters of the curve: name -> value."""
     origin: int
-    """The iteration at which the form's variable x is 0."""
+    """Iteration at which the variable x of the curve's formula is 0."""
     mse: float
-    """Mean squared error over the losses that the curve was fitted to."""
+    """Mean squared error of the curve over the losses to which it was fitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Disk:
     """May hold a secret."""
     codec: str | None
     """What `store.codecs.codec.from_spec` reads; None: bytes as they are."""
-    bytes_behind: int | None
+    bytes_unwritten: int | None
     """Bytes that may wait in each shard to be written before savers wait; None: half of its memory."""
     keep: Retention | None
     """Which versions stay in memory; None: all, until room is needed."""

@@ -1,6 +1,7 @@
-"""Architecture search on a repository: candidates that inherit, and a population whose former members are retired.
+"""Architecture search with a repository. Candidates inherit layers from stored models and are saved as new versions.
 
-The modules `deephyper`, `tune` and `optuna` connect search libraries. Each one needs its library.
+The modules `deephyper`, `tune` and `optuna` support the search libraries DeepHyper, Ray Tune and Optuna. Each module
+needs its library.
 """
 
 from ..tasks.connection import connected, disconnect

@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 class Candidate:
     """A candidate of an architecture search, which inherits layers from a stored model (EvoStore, section 4.3).
 
-    Creating it finds the stored model with the longest common prefix, pins that version, and loads the matching layers
-    into `model`. `release`, or the end of a `with` block, removes the pin.
+    The constructor finds the stored version that shares the longest prefix of layers with `model`, pins this version,
+    the ancestor, and loads the matching layers into `model`. `release`, or the end of a `with` block, removes the pin.
 
     Args:
-        repository: Repository in which ancestors are found and the candidate is saved. None means that nothing is
+        repository: Repository in which the ancestor is searched and the candidate is saved. None means that nothing is
             inherited or saved.
-        name: Name of the model in the repository.
+        name: Name of the candidate's model in the repository.
         model: A built Keras model, to be compiled after this call, or a torch module.
-        freeze: Whether inherited layers are excluded from training: `trainable` is False in Keras, `requires_grad` in
-            PyTorch. If all layers could be frozen, the output layers are not.
+        freeze: Whether inherited layers are excluded from training, by setting `trainable` to False in Keras and
+            `requires_grad` to False in PyTorch. If all tensors are inherited, the output layers are not frozen.
 
     Raises:
         InvalidNameError: if the name is malformed.
         GraphError: if `model` is neither a Keras model nor a torch module, or has no architecture that can be stored.
-        ShardUnavailableError, OperationTimeoutError: if the query or the load fails.
+        ShardUnavailableError, OperationTimeoutError: if a shard does not answer the query or the load in time.
 
     >>> with Candidate(repo, "nas/7", model) as candidate:                        # doctest: +SKIP
     ...     model.compile("adam", "mse")
@@ -99,20 +99,21 @@ class Candidate:
             raise
 
     def save(self, quality: float, metadata: Mapping[str, object] | None = None, timeout: float = 60.0) -> Saved | None:
-        """Save the model as a child of its ancestor.
+        """Save the model as a new version, whose parent is the ancestor.
 
-        Inherited layers whose tensors are unchanged, bit for bit, are shared. All other tensors are written.
+        Inherited layers whose tensors are unchanged, bit for bit, are shared with the ancestor. All other tensors are
+        written.
 
         Args:
-            quality: A finite number, higher is better.
+            quality: Quality of the model, a finite number. Higher is better.
             metadata: Mapping of JSON values to store with the version.
             timeout: Seconds for the save.
 
         Returns:
-            The new version, and the bytes that it wrote and inherited. None without a repository.
+            The new version, and the numbers of bytes written and inherited. None if the candidate has no repository.
 
         Raises:
-            ValueError: if `quality` is not finite, or the candidate was released.
+            ValueError: if `quality` is not finite, or if the candidate was released.
             TensorVineError: the errors of `Repository.save`.
         """
         if not math.isfinite(quality):
@@ -145,9 +146,9 @@ class Candidate:
                 raise
 
     def release(self) -> None:
-        """Unpin the ancestor, and no longer keep frozen torch modules in inference mode. A second call does nothing.
+        """Unpin the ancestor, and stop keeping frozen torch modules in evaluation mode. A second call does nothing.
 
-        Frozen layers stay excluded from training.
+        The frozen layers stay excluded from training.
         """
         self._released = True
         self._taken = {}

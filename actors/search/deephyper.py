@@ -1,11 +1,12 @@
-"""DeepHyper on a repository: a run function, retirement of the population, a mutation, and an evaluator.
+"""Architecture search with DeepHyper, whose candidates are saved in a repository and inherit layers from it.
 
 The model of a candidate is named after the prefix of the search and the id of the job. Two searches in one repository
 need different prefixes, because DeepHyper numbers the jobs of each search from 0.
 
-A failed job has an objective that begins with `"F_"`, so DeepHyper does not add it to its population. `Retirement`
-retires the versions that the job may have saved. DeepHyper's population holds only configurations; `Retirement` keeps
-the versions in the same order.
+DeepHyper's population contains only configurations. `Retirement` keeps the versions of these candidates in the same
+order, and retires the versions of candidates that leave the population. The objective of a failed job begins with
+`"F_"`, so DeepHyper does not add the job to its population. `Retirement` retires the versions that a failed job saved,
+if any.
 
 This module needs the package `deephyper`.
 """
@@ -37,7 +38,7 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""Maximum number of attempts to draw a child that the search space allows."""
+"""Maximum number of attempts to draw another value, or a child that the search space allows."""
 
 
 def run_function(
@@ -48,20 +49,23 @@ def run_function(
     prefix: str,
     freeze: bool = True,
 ) -> Callable[[RunningJob], dict[str, object]]:
-    """Return a run function for a DeepHyper evaluator. It makes each candidate inherit, trains it and saves it.
+    """Return a run function for a DeepHyper evaluator, which builds, trains and saves the candidate of one job.
+
+    Each candidate inherits layers from a stored model, as in `Candidate`.
 
     Args:
-        build: Function that builds the model of a job. A Keras model must not be compiled yet.
-        train: Function that trains `candidate.model` and returns its quality, higher is better.
-        repository: Name of a running repository. Each worker process connects to it once.
-        prefix: Prefix of the names of this search's models, such as "nas/a/". No other search in the repository may
-            have the same prefix, including earlier ones.
+        build: Function that builds the model of a job. It must not compile a Keras model.
+        train: Function that trains `candidate.model` and returns the quality of the model. Higher is better.
+        repository: Name of a running repository. Each worker process connects to the repository once.
+        prefix: Prefix of the names of this search's models, such as "nas/a/". No other search in the repository, and no
+            earlier search, is allowed to have the same prefix.
         freeze: Whether inherited layers are excluded from training.
 
     Returns:
-        The run function. Its metadata has "ref" and "ancestor" (references as text, or empty), "layers" (number of
-        inherited layers) and "repository_s" (seconds spent in the repository). If a candidate raises an error or its
-        quality is not finite, the objective is `"F_"` and the type of the error.
+        The run function. The metadata of its result has "ref" and "ancestor" (references to versions as text, or
+        empty), "layers" (number of inherited layers) and "repository_s" (seconds spent in the repository). If a
+        candidate raises an error or its quality is not finite, the objective is `"F_"` followed by the name of the
+        error's type.
 
     Raises:
         InvalidNameError: if the name of a model cannot begin with `prefix`.
@@ -80,10 +84,10 @@ def run_function(
 
 
 class Retirement(Callback):
-    """A callback that retires the versions of candidates which have left the population of the search.
+    """A DeepHyper callback that retires the versions of candidates which have left the population of the search.
 
     Args:
-        population: Population of the same size as that of the search.
+        population: Population of versions. Its size must equal the population size of the search.
         prefix: Prefix of the names of the search's models, as in `run_function`.
     """
 
@@ -115,15 +119,16 @@ class Retirement(Callback):
             log.warning("versions of failed jobs are retired after the next job: %s", exc)
 
     def on_done_other(self, job: Job) -> None:
-        """Do the same as `on_done`, for a candidate that another process of this search evaluated."""
+        """Call `on_done` for a job that another process of this search ran."""
         self.on_done(job)
 
 
 class AgedEvolution(RegularizedEvolution):
-    """DeepHyper's `RegularizedEvolution`, with children that differ from their parent in exactly one decision.
+    """A `RegularizedEvolution` of DeepHyper whose children differ from their parent in exactly one decision.
 
-    The mutation of `RegularizedEvolution` may draw the parent's value again. Such a child is a copy: it inherits all
-    layers and adds nothing to the search. The arguments are those of `RegularizedEvolution`.
+    A decision is a hyperparameter of the search space. The mutation of `RegularizedEvolution` can draw the
+    parent's value again. The child is then a copy of the parent: it inherits all layers and adds nothing to the search.
+    The arguments are those of `RegularizedEvolution`.
     """
 
     _problem: HpProblem
@@ -171,10 +176,11 @@ class AgedEvolution(RegularizedEvolution):
 
 
 class SparingEvaluator(RayEvaluator):
-    """DeepHyper's `RayEvaluator`, with searches that continue when a worker dies. Only the worker's job fails.
+    """A `RayEvaluator` of DeepHyper that continues a search when a worker dies. Only the job of this worker fails.
 
-    The job is not started again, so a job that exhausts the memory of one worker cannot exhaust that of the next.
-    `Retirement` retires the versions that the job may have saved. The arguments are those of `RayEvaluator`.
+    The failed job is not started again, so a job that exhausts the memory of one worker cannot exhaust the memory of
+    the next. `Retirement` retires the versions that the failed job saved, if any. The arguments are those of
+    `RayEvaluator`.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -182,7 +188,10 @@ class SparingEvaluator(RayEvaluator):
         self._remote_run_function = self._remote_run_function.options(max_retries=0)
 
     async def execute(self, job: Job) -> Job:
-        """Run a job on a worker. If the worker dies, the objective is `"F_"` and the type of the error."""
+        """Run a job on a worker. If the worker dies, the job fails.
+
+        The objective of the failed job is then `"F_"` followed by the name of the error's type.
+        """
         try:
             return await super().execute(job)
         except RayError as exc:
@@ -190,10 +199,10 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
     def abandon(self) -> None:
-        """Stop waiting for jobs after a search was interrupted, such as by Ctrl-C. Call it before Ray is stopped.
+        """Stop waiting for the jobs of an interrupted search, such as after Ctrl-C. Call this before Ray is stopped.
 
-        Otherwise DeepHyper asks Ray for its jobs when the evaluator is collected as garbage. If Ray has been stopped
-        before, that starts another Ray and waits for jobs that are unknown there.
+        Otherwise DeepHyper asks Ray for the jobs when the evaluator is collected as garbage. If Ray was already
+        stopped, this request starts another Ray, and DeepHyper waits for jobs that this Ray does not have.
         """
         loop, self.loop = self.loop, None
         if loop is None or loop.is_closed():
@@ -207,11 +216,13 @@ class SparingEvaluator(RayEvaluator):
 
 
 def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
-    """Draw a value of a decision other than `value`, by the decision's own weights if it has weights.
+    """Draw a random value of a decision, different from `value`.
+
+    If the values of the decision have weights, these are the odds of the draw.
 
     Args:
         decision: Hyperparameter of the search space, with at least two values.
-        value: The current value.
+        value: The current value of the decision.
         random: Source of random numbers.
 
     Raises:

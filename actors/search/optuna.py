@@ -1,7 +1,7 @@
-"""Optuna on a repository: records the version of each trial, and retires versions that are not among the best.
+"""Search with Optuna: record the version that each trial saved, and retire versions that are not among the best.
 
-A trial stores its version in a user attribute, so every storage of Optuna keeps it, and a resumed study needs no other
-state. This module needs the package `optuna`.
+The version of a trial is recorded in a user attribute of the trial. So every storage of Optuna keeps the version, and a
+resumed study needs no other state. This module needs the package `optuna`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ATTRIBUTE = "tensorvine"
 
 
 def attach(trial: optuna.Trial, ref: ModelRef) -> None:
-    """Record the version that a trial saved. Call it in the objective, after the save.
+    """Record the version that a trial saved. Call this in the objective function, after the save.
 
     Args:
         trial: The running trial.
@@ -33,20 +33,20 @@ def attach(trial: optuna.Trial, ref: ModelRef) -> None:
 
 
 def ref_of(trial: FrozenTrial | optuna.Trial) -> ModelRef | None:
-    """Return the version that was recorded for a trial, or None."""
+    """Return the version that `attach` recorded for a trial, or None if it recorded no version."""
     text = trial.user_attrs.get(ATTRIBUTE)
     return None if text is None else ModelRef.parse(text)
 
 
 class Retirement:
-    """A study's callback that retires the versions of trials which failed, were pruned, or are not among the best.
+    """An Optuna callback that retires the versions of trials which failed, were pruned, or are not among the best.
 
-    Several trials may have the same version, such as a failed trial and its retry. It is retired when no trial has it
-    that is waiting, running or among the best.
+    Several trials can have the same version, such as a failed trial and its retry. A version is retired when all of its
+    trials have finished and none of them is among the best.
 
     Args:
         repository: Repository in which the trials save.
-        best: Number of finished trials that keep their version.
+        best: Number of best completed trials that keep their versions.
 
     Raises:
         ValueError: if `best` is not positive.

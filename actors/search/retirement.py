@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class Population:
-    """The live candidates of an aged evolution, oldest first. Candidates that leave it are retired.
+    """The population of an aged evolution, oldest candidate first. The versions of removed candidates are retired.
 
-    A candidate in training can still inherit from a retired version, because it holds a pin (see `Candidate`). A
-    version with several entries is retired when the last of them leaves. If a shard does not answer, retirement is
-    retried with the next candidate.
+    A candidate in training can still inherit from a retired version, because the candidate pins this version (see
+    `Candidate`). A version that was added several times is retired when its last entry is removed. If a shard does not
+    answer, the retirement is retried when the next candidate is added.
 
     Args:
         repository: Repository in which the candidates are saved.
@@ -50,17 +50,17 @@ class Population:
 
     @property
     def refs(self) -> tuple[ModelRef, ...]:
-        """The versions of the population, oldest first."""
+        """The versions of the candidates in the population, oldest first."""
         return tuple(self._queue)
 
     def add(self, ref: ModelRef) -> ModelRef | None:
-        """Add a candidate. If there are more than `size`, remove the oldest entry and retire its version.
+        """Add a candidate. If there are then more than `size`, remove the oldest candidate and retire its version.
 
         Args:
             ref: Version of the candidate.
 
         Returns:
-            The removed entry, or None if no entry was removed.
+            The version of the removed candidate, or None if no candidate was removed.
         """
         self._queue.append(ref)
         gone = self._queue.popleft() if len(self._queue) > self.size else None
@@ -68,18 +68,18 @@ class Population:
         return gone
 
     def drop(self, ref: ModelRef) -> None:
-        """Retire a version, such as that of a failed candidate, and remove all its entries if it has any."""
+        """Retire a version, such as that of a failed candidate, and remove it from the population if it is there."""
         self._queue = deque(entry for entry in self._queue if entry != ref)
         self._leave([ref])
 
     def drop_versions(self, name: str, but: ModelRef | None = None) -> None:
-        """Retire all versions of a candidate's name, except `but`.
+        """Retire all versions of a candidate's model, except `but`.
 
-        Use it for a worker that was killed after a save and before it reported the version.
+        Use this method when a worker was killed after it saved a version and before it reported the version.
 
         Args:
             name: Name of the candidate's model.
-            but: Version that stays.
+            but: Version to keep. None means that no version is kept.
 
         Raises:
             ShardUnavailableError, OperationTimeoutError: if the versions cannot be listed.
@@ -89,10 +89,10 @@ class Population:
                 self.drop(ref)
 
     def restore(self, refs: Iterable[ModelRef]) -> None:
-        """Replace the entries by those of a stopped search, and retire the oldest ones beyond `size`.
+        """Replace the population by that of a stopped search. If it exceeds `size`, retire the oldest versions.
 
         Args:
-            refs: Versions, oldest first.
+            refs: Versions of the candidates of the stopped search, oldest first.
         """
         self._queue = deque(refs)
         self._leave([self._queue.popleft() for _ in range(len(self._queue) - self.size)])

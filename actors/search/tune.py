@@ -1,13 +1,13 @@
-"""Ray Tune on a repository: a checkpoint of a trial is a reference to a stored version.
+"""Search with Ray Tune: the checkpoint of a trial is a reference to a version in a repository.
 
-The checkpoint's directory holds one small file, `reference.json`. The tensors stay in the repository when Tune stores,
-copies or passes on the checkpoint.
+The checkpoint's directory holds one small file, `reference.json`. The tensors stay in the repository when Tune stores
+or copies the checkpoint, or gives it to another trial.
 
-Population-based training passes the checkpoint of one trial to another, which then loads that trial's version. Its next
-version derives from it if the save names it as `parent`.
+Population-based training gives the checkpoint of one trial to a second trial, which then loads the version of the
+checkpoint. If the second trial saves its next version with this version as `parent`, the next version derives from it.
 
-Tune does not know the versions, so `Retirement` retires those from which no trial can be restored. This module needs
-`ray[tune]`.
+Tune cannot delete versions. `Retirement` retires the versions from which no trial can be restored. This module needs
+the package `ray[tune]`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILE = "reference.json"
 
 
 def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
-    """Write a reference to a version into a checkpoint's directory, for `Trainable.save_checkpoint`.
+    """Write a reference to a version into the directory of a checkpoint. Call this in `Trainable.save_checkpoint`.
 
     Args:
         directory: Directory of the checkpoint.
@@ -45,18 +45,21 @@ def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
 
 @contextmanager
 def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
-    """Return a checkpoint that refers to a version. Its directory is deleted at the end of the `with` block."""
+    """Return a context manager that creates a checkpoint with a reference to a version.
+
+    The directory of the checkpoint is deleted at the end of the `with` block.
+    """
     with tempfile.TemporaryDirectory(prefix="tensorvine-") as directory:
         write_ref(directory, ref)
         yield tune.Checkpoint(directory, cast(Any, fs.LocalFileSystem()))
 
 
 def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
-    """Report metrics from a trial to Tune, with a version as the checkpoint.
+    """Report the metrics of a trial to Tune, with a reference to a version as the checkpoint.
 
     Args:
-        metrics: Metrics, as for `tune.report`.
-        ref: Version from which this trial, or a trial that exploits it, continues.
+        metrics: Metrics, as in `tune.report`.
+        ref: Version from which this trial, or another trial that exploits this trial, continues.
 
     >>> def train(config):                                                        # doctest: +SKIP
     ...     repo, name = connected("pbt"), tune.get_context().get_trial_id()
@@ -74,7 +77,7 @@ def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
 def resumed() -> ModelRef | None:
     """Return the version from which this trial continues, or None if it starts from the beginning.
 
-    It is the trial's own version, or that of the trial which it exploits.
+    This is a version that the trial itself reported, or the version of another trial that this trial exploits.
     """
     checkpoint = cast("tune.Checkpoint | None", tune.get_checkpoint())
     return None if checkpoint is None else ref_of(checkpoint)
@@ -84,11 +87,11 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
     """Return the version to which a checkpoint refers.
 
     Args:
-        checkpoint: A `tune.Checkpoint` of any file system, or the path of its directory.
+        checkpoint: A `tune.Checkpoint` on any file system, or the path of a checkpoint's directory.
 
     Raises:
-        StorageError: if the checkpoint cannot be read, or was not made by this module.
-        CorruptDataError: if its file does not contain a reference.
+        StorageError: if the checkpoint cannot be read, or was not created by this module.
+        CorruptDataError: if the file of the checkpoint does not contain a reference.
     """
     if isinstance(checkpoint, (str, Path)):
         checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(checkpoint))
@@ -105,17 +108,18 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
 
 
 class Retirement(tune.Callback):
-    """A callback of Tune that retires versions from which no trial can continue.
+    """A Tune callback that retires versions from which no trial can continue.
 
-    Each trial must save under its own name and report the versions that it saves. Earlier versions of the name that
-    were not reported as checkpoints are retired too, because Tune drops the checkpoint of a trial that exploits another
-    one.
+    Each trial must save under a model name of its own and report the versions that it saves. Earlier versions of this
+    name that Tune did not keep as checkpoints are retired too, because Tune drops the checkpoint of a trial that
+    exploits another trial.
 
     Args:
-        repository: Name of the running repository in which the trials save. Tune stores its callbacks, so they hold no
-            connection.
-        keep: Number of versions that stay for each trial. Use one more than the reports in a perturbation interval,
-            because a trial that exploits another one gets the version from the end of the interval.
+        repository: Name of the running repository in which the trials save. The callback takes a name and not a client,
+            because Tune stores its callbacks with the experiment.
+        keep: Number of newest versions that are kept for each trial. In population-based training, use the number of
+            reports in a perturbation interval plus 1, because a trial that exploits another trial continues from the
+            version at the end of the interval.
 
     Raises:
         ValueError: if `keep` is not positive.
@@ -136,7 +140,7 @@ class Retirement(tune.Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: object
     ) -> None:
-        """Record the version of a new checkpoint, and retire the versions that it replaces."""
+        """Record the version of a new checkpoint, and retire the versions from which no trial can continue now."""
         ref, versions = ref_of(checkpoint), self._reported.setdefault(trial.trial_id, {})
         heard = max((other.version for other in versions.values() if other.name == ref.name), default=0)
         self._unheard |= {ModelRef(ref.name, version) for version in range(heard + 1, ref.version)}
@@ -144,7 +148,7 @@ class Retirement(tune.Callback):
         self._sweep(trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
-        """Retire the versions that stayed only because another trial continued from them."""
+        """Retire the versions that were kept only because another trial continued from them."""
         self._sweep(trials)
 
     def _sweep(self, trials: Iterable[Trial]) -> None:
@@ -161,11 +165,11 @@ class Retirement(tune.Callback):
             self._reported[trial] = {path: ref for path, ref in versions.items() if ref not in gone}
 
     def get_state(self) -> dict[str, dict[str, str]]:
-        """Return the state that Tune stores with the experiment, for `set_state`."""
+        """Return the recorded versions of all trials, which Tune stores with the experiment."""
         return {trial: {path: str(ref) for path, ref in versions.items()} for trial, versions in self._reported.items()}
 
     def set_state(self, state: dict[str, dict[str, str]]) -> None:
-        """Restore the state of a stored experiment."""
+        """Restore the recorded versions of all trials from a stored experiment."""
         self._reported = {
             trial: {path: ModelRef.parse(text) for path, text in versions.items()} for trial, versions in state.items()
         }

@@ -74,18 +74,19 @@ def load_arrays(
     chunks: object = None,
     timeout: float = 60.0,
 ) -> dict[str, Array]:
-    """Return tensors of a version as Dask arrays, whose chunks are read when they are computed.
+    """Return tensors of a version as Dask arrays, whose chunks are read when Dask computes them.
 
     The tasks run on Dask workers, in threads of this process, or in workers of Ray. Each chunk is read by the task that
-    needs it. If the version is retired before, the task raises `ModelNotFoundError`.
+    needs it. If the version is retired before a task reads its chunk, the task raises `ModelNotFoundError`.
 
     Args:
-        repository: Repository of the version.
-        model: The version. A name means the version that is the latest now.
-        tensors: Names of the tensors. None means all.
-        chunks: Chunks in any form that `dask.array.from_array` accepts, or a mapping of tensor names to these. None,
-            and tensors that the mapping lacks, mean slices of Dask's `array.chunk-size` along the first axis.
-        timeout: Seconds for each read.
+        repository: Repository that contains the version.
+        model: The version. A name without a number means the latest version at the time of this call.
+        tensors: Names of the tensors. None means all tensors.
+        chunks: Chunks in any form that `dask.array.from_array` accepts, or a mapping of tensor names to such chunks.
+            None divides tensors along their first axis, by Dask's option `array.chunk-size`. This also applies to
+            tensors that a mapping does not contain.
+        timeout: Seconds to wait for each read.
 
     Returns:
         A mapping of tensor names to Dask arrays.
@@ -93,7 +94,7 @@ def load_arrays(
     Raises:
         ModelNotFoundError: if the version does not exist or was retired.
         TensorNotFoundError: if the version has no such tensor.
-        TensorMismatchError: if a tensor cannot be divided into these chunks.
+        TensorMismatchError: if a tensor cannot be divided into the given chunks.
         EngineUnavailableError: if `dask.array` is not installed.
 
     >>> with Repository.connect("docs") as repo:                                  # doctest: +SKIP

@@ -12,14 +12,17 @@ _lock = threading.Lock()
 
 
 def connected(name: str, start: str | None = None) -> Repository:
-    """Return this process's connection to a repository. It stays open until the process ends or `disconnect` is called.
+    """Return this process's client of a repository. The first call connects, and later calls return the same client.
+
+    The client stays connected until the process ends or `disconnect` is called.
 
     Args:
         name: Name of the repository.
-        start: Required start of the repository, as returned by `start_of`. None accepts any start.
+        start: Id that the repository received when it was started, as returned by `start_of`. None accepts any id.
 
     Raises:
-        RepositoryNotFoundError: if no repository of that name runs, or it has another `start`.
+        RepositoryNotFoundError: if no repository of that name runs, or if the running repository has another id than
+            `start`.
     """
     with _lock:
         known = _connections.get(name)
@@ -39,7 +42,10 @@ def connected(name: str, start: str | None = None) -> Repository:
 
 
 def disconnect(name: str) -> None:
-    """Close this process's connection to a repository, if it has one. The next call of `connected` connects again."""
+    """Close the client that `connected` returned for a repository, if any.
+
+    The next call of `connected` connects again.
+    """
     with _lock:
         known = _connections.pop(name, None)
     if known is not None:

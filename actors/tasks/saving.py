@@ -85,29 +85,30 @@ def save_arrays(
 ) -> Saved:
     """Save a new version of a model whose tensors are Dask arrays, without collecting them in one process.
 
-    Dask's current scheduler computes the arrays: on a cluster, or in threads of this process. Shared parts of the
-    arrays are computed once. All tensors are written, even if the parent has the same. Other saves of this client, also
-    saves in its tasks, do not wait for this one.
+    Dask's current scheduler computes the arrays, on a cluster or in threads of this process. Tasks that several arrays
+    have in common are computed once. All tensors are written, even if the parent has equal tensors. Other saves of this
+    client, including saves by the tasks, do not wait for this save.
 
-    If the call ends by a timeout or another exception, threads of this process may still finish the chunks that they
-    are computing.
+    If the call ends by a timeout or another exception, it is possible that threads of this process still finish the
+    chunks that they are computing.
 
     Args:
         repository: Repository in which to save.
         name: Name of the model.
-        arrays: Mapping of tensor names to Dask arrays, or to arrays that `Repository.save` takes.
+        arrays: Mapping of tensor names to Dask arrays, or to arrays that `Repository.save` accepts.
         graph: Architecture of the model, as in `Repository.save`.
         parent: Version from which the new version derives, as in `Repository.save`.
-        quality: Number that ranks equal matches of prefix queries, as in `Repository.save`.
+        quality: Quality of the version, a number, as in `Repository.save`.
         metadata: Mapping of JSON values to store with the version, as in `Repository.save`.
         durability: `"memory"` or `"disk"`, as in `Repository.save`.
         timeout: Seconds for the whole save, including the computation.
 
     Returns:
-        The new version, and the bytes that it wrote.
+        The new version, and the number of bytes written.
 
     Raises:
-        TensorMismatchError: if the length of a chunk is unknown, or a chunk has another dtype or shape than its array.
+        TensorMismatchError: if the length of a chunk is unknown, or if a chunk has another dtype or shape than Dask
+            declares for it.
         OperationTimeoutError: if the save takes longer than `timeout`.
         EngineUnavailableError: if `dask.array` is not installed.
         TensorVineError: the errors of `Repository.save`.

@@ -50,9 +50,9 @@ TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """The measurements of a fork, as defined by DeepClone (section VI-B).
+    """The measurements of one fork, as defined by DeepClone (section VI-B).
 
-    Times are accurate to the latency of a message.
+    Times are accurate to within the latency of one message.
     """
 
     id: str
@@ -64,14 +64,14 @@ class ForkReport:
     nbytes: int
     """Size of the state in bytes."""
     held_s: float
-    """Longest time, in seconds, for which the fork blocked a rank's training. It does not include the time by which
-    sending the state slows down the following steps."""
+    """Longest time, in seconds, for which the fork blocked the training of a rank. It does not include the slowdown of
+    later steps while the state is sent."""
     standby_s: float
-    """Seconds from the start of the captured step, or from the first clone's start if that was later, until the last
-    clone had the whole state."""
+    """Seconds from the start of the captured step until the last clone had the whole state. If the first clone started
+    after that step had begun, the time is measured from the start of that clone."""
     readiness_s: float
-    """Seconds from the end of the captured step until the last clone had the whole state. It is 0 if the clones were
-    complete by then."""
+    """Seconds from the end of the captured step until the last clone had the whole state. 0 if all clones had the whole
+    state before the step ended."""
 
 
 class ForkDirector:

@@ -33,38 +33,39 @@ def fork(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Fork a data-parallel training: start clones that have its state after a given step (DeepClone).
+    """Fork a data-parallel training run: start clones from its state after a given step (DeepClone).
 
-    The training continues during the fork. If the fork fails, all clones are stopped, and the training still continues.
+    The original run continues during and after the fork. If the fork fails, all clones are stopped, and the original
+    run continues.
 
-    Clones record their origin. The `metadata["fork"]` of the versions that they save contains the fork's id, the run
-    and the step. Without `build`, if they save to the repository of the run, the parent of their first version is the
-    last version that the run saved.
+    Clones record their origin: `metadata["fork"]` of each version that they save contains the fork's id, the original
+    run and the step. If `build` is None and the clones save to the repository of the original run, the parent of their
+    first version is the last version that the original run saved.
 
     Args:
-        trainers: Handles of all ranks of the training: `Trainers`, or the result of `find_trainers`.
+        trainers: Handles of all ranks of the run: `Trainers`, or the result of `find_trainers`.
         count: Number of clones. Defaults to the number of ranks.
-        at_step: The step after which the state is captured. It must not have begun; if no step is running, the last
-            completed step is also allowed. None means as soon as possible.
+        at_step: Number of the step after which the state is captured. The step must not have begun. If no step is
+            running, the last completed step is also allowed. None means as soon as possible.
         transport: Collective back end that sends the state: "auto", "shared", "gloo" or "nccl".
-        build: Function that builds the training of a clone. Defaults to the function that built the ranks.
-            Required for ranks from `find_trainers`. With `build`, the clones take over none of the settings that the
-            ranks were started with: options, back end, repository, CPUs and GPUs.
-        options: Options to change for the clones, such as the learning rate. Without `build`, each must be an option
+        build: Function that builds the `Training` of a clone. Defaults to the function that built the original ranks.
+            Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
+            end, repository, CPUs and GPUs of the original ranks.
+        options: Options to change for the clones, such as the learning rate. If `build` is None, each must be an option
             that the ranks were started with, that their `build` reads, or that `Trainers.configure` accepts.
-        name: Name of the clones' run. Defaults to the name of the run with a suffix.
-        repository: Repository that the clones save to, or its name. Without `build`, it defaults to the repository of
-            the ranks. With `build`, None means that the clones cannot save.
+        name: Name of the clones' run. Defaults to the name of the original run with a suffix.
+        repository: Repository that the clones save versions to, or the name of that repository. If `build` is None, it
+            defaults to the repository of the original run. If `build` is given, None means that the clones cannot save.
         steps: Number of steps that the clones train immediately. The first step starts while the clones are still
             receiving their state. `Trainers.results` returns the losses. With 0, the clones wait for `Trainers.train`.
-        timeout: Seconds within which all clones must have the whole state.
+        timeout: Seconds to wait until all clones have received the whole state.
 
     Returns:
         The clones. Their attribute `report` is a `ForkReport`.
 
     Raises:
         ForkError: if a rank or a clone fails or dies, `at_step` is in the past, another fork is in progress, the
-            timeout expires, the training of a clone has another architecture, or the training does not have one of the
+            timeout expires, the model of the clones has another architecture, or the run does not have one of the
             options. The message names the cause.
         ValueError: if an argument is invalid.
         Exception: any error that `build` raises.
@@ -99,15 +100,15 @@ def fork_many(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> list[Trainers]:
-    """Fork a training into several groups of clones after the same step.
+    """Fork a training run into several groups of clones after the same step.
 
-    Each group becomes a run of its own. The ranks send no more data than for a single group.
+    Each group becomes a separate run. The original ranks send no more data than for a single group.
 
     Args:
         trainers, at_step, transport, build, repository, steps, timeout: As in `fork`.
         counts: Number of clones in each group.
-        options: Options to change, one mapping per group. None means no changes.
-        names: Names of the groups' runs. Defaults to the name of the run with suffixes.
+        options: Options to change for the clones, one mapping per group. None means no changes.
+        names: Names of the groups' runs. Defaults to the name of the original run with suffixes.
 
     Returns:
         The clones of each group.
@@ -139,25 +140,27 @@ def fork_version(
     gpus: float = 0.0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Start a training from a version that `Trainers.save` saved, with any number of ranks.
+    """Start a training run from a version that `Trainers.save` created, with any number of ranks.
 
-    If this fails, all started ranks are stopped.
+    If the start fails, all ranks that were started are stopped.
 
     Args:
-        repository: Repository that contains the version, or its name. The new run saves there, too; the version is the
-            parent of its first save.
-        model: The version. A name without a version means the latest version.
-        build: Function that builds the training of a rank, as in `start_trainers`.
+        repository: Repository that contains the version, or the name of that repository. The new run saves its versions
+            to the same repository, and `model` becomes the parent of the first of these versions.
+        model: The version to start from. A name without a version number means the latest version.
+        build: Function that builds the `Training` of a rank, as in `start_trainers`.
         count: Number of ranks. All of them get the saved state, including the random state.
         options, name, backend, cpus, gpus: As in `start_trainers`.
-        timeout: As in `start_trainers`. Loading the state may take as long again.
+        timeout: As in `start_trainers`. After the ranks have started, loading the state can take another `timeout`
+            seconds.
 
     Returns:
         The ranks of the new run.
 
     Raises:
-        ValueError: if the version does not contain the state of a training of this kind, or an argument is invalid.
-        TensorMismatchError: if the version's tensors do not match those of the training.
+        ValueError: if `Trainers.save` did not create the version, the version contains the state of another kind of
+            training (for example another optimizer), or an argument is invalid.
+        TensorMismatchError: if the version's tensors do not match the tensors of the new run.
         TensorVineError: As in `Repository.load`.
 
     >>> clones = fork_version(repo, "run@3", build, 2, options={"learning_rate": 0.1})     # doctest: +SKIP

@@ -273,7 +273,7 @@ class MailboxServer:
 
 
 def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = None) -> list[Actor]:
-    """Find all ranks of a run that use `ForkableRank` or `ForkCallback`.
+    """Find all ranks of a run whose training loop uses `ForkableRank` or `ForkCallback`.
 
     Args:
         run: Name of the run.
@@ -281,7 +281,7 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = Non
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Returns:
-        Handles of the ranks, in order, for `fork`.
+        Handles of the ranks, in order of rank. Pass them to `fork`.
 
     Raises:
         OperationTimeoutError: if a rank does not register in time. The message names the first missing rank.

@@ -28,10 +28,10 @@ _TRAVELS = (bool, int, float, str, np.integer, np.floating, np.bool_)
 
 
 class StepContext:
-    """The argument of a `NumpyTraining` step function, which reads and changes the training's state.
+    """The argument of the step function of `NumpyTraining`, with methods to read and change the training state.
 
-    `now["w"]` returns the array "w" of the state, read-only. In the first step of a clone it waits until the array has
-    been received. A context is valid during its step only.
+    If the argument is `now`, `now["w"]` returns a read-only view of the array "w". In the first step of a clone,
+    `now["w"]` waits until the clone has received the array. A context is valid only during its step.
     """
 
     def __init__(self, training: NumpyTraining, step: int, hooks: Hooks | None, telling: bool) -> None:
@@ -50,30 +50,31 @@ class StepContext:
 
     @property
     def random(self) -> np.random.Generator:
-        """The training's random generator.
+        """The random generator passed to `NumpyTraining`.
 
         Raises:
-            ValueError: if the training was created without one.
+            ValueError: if `NumpyTraining` was created without a random generator.
         """
         if self._training.random is None:
             raise ValueError(f"{self._training.where}: random: expected NumpyTraining(random=...); found None")
         return self._training.random
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array of the state, read-only. In a clone's first step, wait until it has been received."""
+        """Return a read-only view of an array. In a clone's first step, wait until the array has been received."""
         self._training.await_tensor(name)
         return self._training.views[name]
 
     def reduce(self, name: str, gradient: object) -> None:
-        """Start averaging a gradient over the ranks. Returns immediately; call it during the backward pass.
+        """Start to average a gradient over the ranks, and return immediately. Call it during the backward pass.
 
         Args:
             name: Name of a parameter.
-            gradient: An array with the parameter's shape. Do not use it again before `mean` has returned.
+            gradient: An array with the parameter's shape. Do not use the array again before `mean` has returned.
 
         Raises:
-            ValueError: if `name` is not in the training's `parameters`, or was reduced before in this step.
-            TensorMismatchError: if the shape differs from the parameter's.
+            ValueError: if `name` is not in the `parameters` of `NumpyTraining`, or `reduce` was already called for it
+                in this step.
+            TensorMismatchError: if the shape of the gradient differs from the shape of the parameter.
             PeerLostError: if another rank died or left.
             OperationTimeoutError: if another rank did not respond in time.
         """
@@ -92,7 +93,7 @@ class StepContext:
         training.reducer.ready(place, array)
 
     def mean(self, name: str, timeout: float | None = None) -> np.ndarray:
-        """Wait for the mean of a parameter's gradients over the ranks, and return it.
+        """Wait until the gradient of a parameter is averaged over the ranks, and return the mean.
 
         Args:
             name: Name of a parameter that was passed to `reduce` in this step.
@@ -112,12 +113,13 @@ class StepContext:
 
     @contextmanager
     def changing(self, name: str) -> Generator[np.ndarray]:
-        """Change an array of the state in place: a `with` block that yields the array, writable.
+        """Return a context manager that yields a writable array of the training state, to change it in place.
 
-        Each array may be changed once per step. After the block it must have its final value of the step.
+        Each array can be changed only once per step. At the end of the `with` block, the array must have its final
+        value of the step.
 
         Raises:
-            ValueError: if the array was changed before in this step.
+            ValueError: if the array was already changed in this step.
             TensorNotFoundError: if the state has no array of this name.
         """
         training = self._training
@@ -134,12 +136,13 @@ class StepContext:
             self._hooks.updated(name, training.state[name])
 
     def update(self, name: str, value: ArrayLike) -> None:
-        """Set the final value of an array of the state in this step. Each array may be changed once per step.
+        """Set the final value of an array in this step. Each array can be changed only once per step.
 
         Raises:
-            ValueError: if the array was changed before in this step.
+            ValueError: if the array was already changed in this step.
             TensorNotFoundError: if the state has no array of this name.
-            TensorMismatchError: if the value has another shape, or cannot be cast to the array's kind of number.
+            TensorMismatchError: if the value has another shape than the array, or NumPy cannot cast it to the array's
+                dtype with the rule "same_kind".
         """
         with self.changing(name) as array:
             if np.shape(value) != array.shape:
@@ -153,23 +156,24 @@ class StepContext:
 
 
 class NumpyTraining:
-    """One rank of a training made of named NumPy arrays and a function for one step. Implements `Training`.
+    """One rank of a training run whose state is named NumPy arrays. Implements `Training`.
 
     Args:
-        context: The context passed to the build function.
-        state: Name -> array, in the order in which a forward pass reads them: parameters, momenta, statistics.
-            Contiguous, writable arrays are changed in place; do not use them elsewhere.
+        context: The context passed to the `build` function.
+        state: Name -> array, in the order in which a forward pass reads the arrays: parameters, momenta, statistics.
+            Contiguous, writable arrays are changed in place. Do not use these arrays elsewhere.
         step: Function that trains one step and returns the loss.
         parameters: Names of the arrays whose gradients are averaged. Each step must pass all of them to
             `StepContext.reduce`.
         random: Generator for the random numbers of steps.
-        updates: Names of arrays in the order in which a step changes them. Other arrays follow. Defaults to the
-            reverse order of `state`.
-        local: Names of the arrays that may differ between ranks, such as statistics.
-        options: Names and default values of the options. Values in `context.options` replace them.
+        updates: Names of arrays, in the order in which a step changes the arrays. Arrays that are not named come last.
+            Defaults to the reverse order of `state`.
+        local: Names of the arrays that can differ between ranks, such as statistics.
+        options: Names and default values of the options. Values in `context.options` replace the default values.
 
     Raises:
-        ValueError: if a name is unknown or given twice, or an option has a value of another kind than its default.
+        ValueError: if a name is unknown or given twice, or an option and its default value have different types
+            (integers and floats count as one type).
         TensorMismatchError: if a value in `state` is not an array of numbers.
 
     >>> def step(now: StepContext) -> float:
@@ -234,11 +238,11 @@ class NumpyTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including those before a fork."""
+        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
         return self._done
 
     def step(self) -> float:
-        """Train one step and return the loss."""
+        """Train one step and return the loss that the step function returned."""
         number, hooks = self._done + 1, self._hooks
         telling = hooks is not None and hooks.step_begins(number)
         self.reducer.begin()
@@ -253,7 +257,7 @@ class NumpyTraining:
         return loss
 
     def await_tensor(self, name: str) -> None:
-        """Wait until a tensor has been received. Returns immediately except in the first step of a clone.
+        """Wait until a clone has received a tensor. Returns immediately except in the first step of a clone.
 
         Raises:
             TensorNotFoundError: if the state has no array of this name.
@@ -265,14 +269,15 @@ class NumpyTraining:
             raise TensorNotFoundError(f"{self.where}: expected one of {list(self.state)}; found {name!r}")
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Set the hooks to call in each step. None removes them."""
+        """Set the hooks that each step calls. None removes the hooks."""
         self._hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Change the given options.
+        """Change the values of the given options.
 
         Raises:
-            ValueError: if an option is unknown, or its value is of another kind (number, text, ...) than the old one.
+            ValueError: if an option is unknown, or its old and new value have different types (integers and floats
+                count as one type).
         """
         unknown = sorted(options.keys() - self.options.keys())
         if unknown:
@@ -294,7 +299,7 @@ class NumpyTraining:
         return option in self.options
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state, in the order in which a step changes them."""
+        """List the tensors of the training state, in the order in which a step changes them."""
         return self._specs
 
     def forward_order(self) -> Sequence[str]:
@@ -314,17 +319,19 @@ class NumpyTraining:
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
-        """Return a tensor itself, to receive its value into."""
+        """Return the array of a tensor, into which its new value can be written."""
         return self.state[name]
 
     def filled(self, name: str) -> None:
-        """Do nothing: a received tensor is already in place."""
+        """Do nothing, because `memory` returned the array of the tensor itself."""
 
     def restore(self, facts: Facts) -> None:
-        """Apply the `facts` of another rank. Options that the user set for this rank keep their values.
+        """Restore the non-tensor part of the training state from the `facts` of another rank.
+
+        Options that the user set for this rank keep their values.
 
         Raises:
-            ValueError: if the `facts` belong to another kind of training or of random generator.
+            ValueError: if `facts` belongs to another kind of training or another kind of random generator.
         """
         if set(facts) != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
             random = "none" if self.random is None else type(self.random.bit_generator).__name__

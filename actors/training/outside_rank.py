@@ -21,7 +21,7 @@ from .training import TensorSpec
 
 
 class OutsideRank:
-    """The common base of `ForkableRank` and `ForkCallback`."""
+    """Base class of `ForkableRank` and `ForkCallback`: a rank of a training loop that is the user's own."""
 
     run: str
     rank: int
@@ -30,21 +30,21 @@ class OutsideRank:
     _mailbox: MailboxServer
     _node: str
     _lock: threading.Lock
-    """Held while a step begins or ends, and while a state is captured between two steps."""
+    """Lock that is held while a step begins or ends, and while a state is captured between two steps."""
     _inside: bool
     """Whether a step is in progress."""
     _counted: int
-    """Number of steps since the rank was created."""
+    """Number of steps trained since this object was created."""
     _ends: deque[float]
-    """End times of the last steps, by the monotonic clock."""
+    """End times of the last steps, in seconds of `time.monotonic`."""
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began."""
+        """Number of steps trained so far."""
         raise NotImplementedError
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state."""
+        """List the tensors of the training state."""
         raise NotImplementedError
 
     def _read_order(self) -> Sequence[str]:
@@ -59,8 +59,8 @@ class OutsideRank:
         """Unregister the rank, so that it can no longer be forked. Does nothing in a forked child process.
 
         Args:
-            give_up: Whether to abort a fork in progress. By default, the state that it has captured is sent first,
-                within the timeout of the fork.
+            give_up: Whether to abort a fork in progress. By default, `close` first waits until the captured state is
+                sent, within the timeout of the fork.
         """
         if self._mailbox.opened.inherited:
             return
@@ -77,7 +77,7 @@ class OutsideRank:
         self.close(give_up=error is not None)
 
     def describe(self) -> RankReport:
-        """Return the rank's state and progress. Its `training` is true while a step is in progress."""
+        """Return the state and progress of the rank. `RankReport.training` is true only during a step."""
         ends = list(self._ends)
         return RankReport(
             run=self.run,
@@ -97,15 +97,16 @@ class OutsideRank:
         )
 
     def arm(self, order: ForkOrder, step: int) -> None:
-        """Accept an order to fork after `step`.
+        """Accept an order to fork the run after step number `step`.
 
         Raises:
-            ForkError: if the step has begun, another fork is in progress, or the order describes another state.
+            ForkError: if the step has already begun, another fork is in progress, or the order describes another run or
+                other tensors. If no step is in progress, the last completed step is allowed.
         """
         self._fork_hooks.arm(order, step)
 
     def agree(self, fork_id: str) -> None:
-        """Receive the confirmation that all ranks have accepted the order of a fork.
+        """Confirm that all ranks have accepted the order of a fork.
 
         Raises:
             ForkError: if the fork is unknown or has failed.
@@ -115,11 +116,11 @@ class OutsideRank:
                 self._fork_hooks.capture()
 
     def cancel(self, fork_id: str, reason: str) -> None:
-        """Abort a fork."""
+        """Abort a fork. Does nothing if the fork is unknown or has ended."""
         self._fork_hooks.cancel(fork_id, reason)
 
     def fork_state(self, fork_id: str, timeout: float) -> ForkState:
-        """Wait until a fork ends, and return its state.
+        """Wait until a fork ends or the timeout expires, and return the state of the fork.
 
         Raises:
             ForkError: if the fork is unknown.

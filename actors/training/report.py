@@ -64,29 +64,30 @@ class RankReport:
     size: int
     """Number of ranks of the run."""
     steps_done: int
-    """Number of steps since the training began, including those before a fork."""
+    """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
     training: bool
-    """Whether the rank is training, or is about to begin."""
+    """Whether the rank is training, or is about to begin training."""
     step_s: float
-    """Mean seconds of the last steps. It is 0 before the first step."""
+    """Mean duration of the last steps, in seconds. 0 until it can be measured."""
     losses: int
-    """Number of steps that were trained in this process."""
+    """Number of losses computed in this process: one for each step that it trained."""
     specs: tuple[TensorSpec, ...]
     """The tensors of the rank's state, in the order in which a step updates them."""
     forward_order: tuple[str, ...]
-    """Names of the tensors, in the order in which the next forward pass reads them."""
+    """Names of the tensors, in the order in which the next forward pass reads the tensors."""
     backend: str | None
-    """Collective back end of the ranks: "shared", "gloo" or "nccl". None for a single rank."""
+    """Collective back end of the ranks: "shared", "gloo" or "nccl". None for a single rank or if `own_loop` is true."""
     node: str
-    """Id of the rank's node."""
+    """Id of the node that the rank runs on."""
     pid: int
     """Process id of the rank."""
     saved: ModelRef | None = None
-    """The version that was saved or restored last. It is the parent of the next save."""
+    """The version that was saved or restored last, which becomes the parent of the next saved version."""
     fork: str | None = None
-    """Id of the fork in progress. None if there is no fork."""
+    """Id of the fork in progress. None if no fork is in progress."""
     own_loop: bool = False
-    """Whether the rank uses `ForkCallback` or `ForkableRank`. Then `training` is false between two steps."""
+    """Whether the user's own code runs the training loop, with `ForkCallback` or `ForkableRank`. If so, `training` is
+    false between two steps."""
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:

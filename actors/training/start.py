@@ -37,34 +37,36 @@ def start_trainers(
     timeout: float = 120.0,
     engine: EngineChoice = None,
 ) -> Trainers:
-    """Start a data-parallel training with one actor per rank.
+    """Start a data-parallel training run with one actor per rank.
 
     The ranks average their gradients during the backward pass. They stop when the process that started them ends. If
-    the start fails, all started ranks are stopped.
+    the start fails, all ranks that were started are stopped.
 
     Args:
-        build: Function that builds the training of a rank from its `RankContext`. All ranks must begin with the same
-            state, so use the same seed. The engine sends the function to the actors. A function of a module that the
-            actors cannot import must be defined in the main script or within another function.
+        build: Function that builds the `Training` of a rank from a `RankContext`. All ranks must begin with the same
+            state, so use the same seed. The engine sends the function to the actors. If the actors cannot import the
+            function's module, define the function in the main script or within another function.
         count: Number of ranks.
         name: Name of the run. Defaults to a generated name.
-        options: Options for `build` and the training's steps, such as learning rate, seed and data set.
+        options: Options that `build` gets in `RankContext.options`, such as learning rate, seed and data set.
         backend: Collective back end of the ranks: "auto", "shared", "gloo" or "nccl".
-        repository: Repository that the run saves to, or its name. None means that the run cannot save.
-        nodes: Ids of the nodes to place the ranks on, in turn. None means any node.
+        repository: Repository that the run saves versions to, or the name of that repository. None means that the run
+            cannot save.
+        nodes: Ids of the nodes to place the ranks on, round-robin. None means any node.
         placement_group: A Ray placement group. Rank r is placed in its bundle r.
         cpus: CPU slots of each rank.
         gpus: GPUs of each rank.
-        timeout: Seconds to wait for the start. Later, seconds that a rank waits for the others in a step.
-        engine: Engine that runs the ranks, as in `Repository.start`. Defaults to the engine of `repository`, if that
-            is a `Repository`, else to the engine running in this process, else to a Ray embedded in this process.
+        timeout: Seconds to wait until all ranks have started. During training, also the seconds for which a rank waits
+            for the other ranks in a step.
+        engine: Engine that runs the ranks, as in `Repository.start`. Defaults to the engine of `repository` if it is a
+            `Repository` object, else to the engine running in this process, else to a Ray embedded in this process.
 
     Returns:
         The ranks.
 
     Raises:
         ValueError: if an argument is invalid.
-        OptionError: if neither `engine` nor a `Repository` is given, and both Ray and Dask run in this process.
+        OptionError: if neither `engine` nor a `Repository` object is given, and both Ray and Dask run in this process.
         OperationTimeoutError: if ranks do not start in time, for example because no node has the resources. The
             message names the ranks.
         Exception: any error that `build` raises.

@@ -44,10 +44,11 @@ _R = TypeVar("_R")
 
 
 class Trainers(list[Actor]):
-    """The ranks of a training: a list of their actor handles, in order of rank.
+    """The ranks of a training run: a list of their actor handles, in order of rank.
 
-    `start_trainers`, `fork` and `fork_version` return it. The ranks stop at `close`, at the end of the `with` block, or
-    when the process that started them ends. `report` is the `ForkReport` of clones, and None for other ranks.
+    `start_trainers`, `fork` and `fork_version` return a `Trainers` object. The ranks stop at `close`, at the end of the
+    `with` block, or when the process that started them ends. For clones, `report` is the `ForkReport` of their fork.
+    For other ranks, `report` is None.
 
     >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
     ...     losses = trainers.train(100)
@@ -88,16 +89,16 @@ class Trainers(list[Actor]):
         Raises:
             ValueError: if the ranks are already training.
             PeerLostError: if a rank died or left. The message names it.
-            OperationTimeoutError: if the steps take longer. The ranks continue to train.
+            OperationTimeoutError: if the steps do not end in time. The ranks continue to train.
             Exception: any error that the training raises.
         """
         self.train_async(steps)
         return self.results(timeout)
 
     def train_async(self, steps: int, fork: str | None = None) -> list[Answer[list[float]]]:
-        """Start to train and return immediately. `results` returns the losses.
+        """Start to train a number of steps on all ranks, and return immediately. `results` returns the losses.
 
-        From then on all running ranks report that they are training, even before their first step begins.
+        After the call, `describe` reports all running ranks as training, even before their first step begins.
 
         Args:
             steps: Number of steps, at least 1.
@@ -116,7 +117,7 @@ class Trainers(list[Actor]):
         return self.pending
 
     def results(self, timeout: float = 3600.0) -> list[list[float]]:
-        """Wait until the training started by the last `train_async` ends, and return the losses of each rank.
+        """Wait until the steps started by the last `train_async` have ended, and return the losses of each rank.
 
         Raises:
             ValueError: if `train_async` was not called before, or the ranks were already training.
@@ -130,11 +131,11 @@ class Trainers(list[Actor]):
         """Stop training after the same step on all ranks. `train` and `results` return the losses so far.
 
         Args:
-            timeout: Seconds to wait until that step has ended.
+            timeout: Seconds to wait until all ranks have stopped training.
 
         Raises:
             PeerLostError: if a rank died or left. The message names it.
-            OperationTimeoutError: if the step has not ended in time.
+            OperationTimeoutError: if the ranks do not stop training in time.
         """
         self._together(TrainerCalls.stop(), timeout)
 
@@ -143,17 +144,17 @@ class Trainers(list[Actor]):
 
         Args:
             options: New values of the options to change.
-            timeout: Seconds to wait until that step has ended.
+            timeout: Seconds to wait until all ranks have changed the options.
 
         Raises:
-            ValueError: if the training does not have an option, or the value is invalid.
+            ValueError: if the run does not have one of the options, or a value is invalid.
             PeerLostError: if a rank died or left. The message names it.
-            OperationTimeoutError: if the step has not ended in time.
+            OperationTimeoutError: if the ranks do not change the options in time.
         """
         self._together(TrainerCalls.configure(dict(options)), timeout)
 
     def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
-        """Return the state and progress of each rank, also during training."""
+        """Return the state and progress of each rank. This also works during training."""
         return self._ask(TrainerCalls.describe(), timeout)
 
     # ---- repository -------------------------------------------------------------------------------------
@@ -165,34 +166,36 @@ class Trainers(list[Actor]):
         metadata: Mapping[str, object] | None = None,
         timeout: float = 600.0,
     ) -> Saved:
-        """Save the whole state of rank 0 between two steps: model, optimizer, counters and random state.
+        """Save the whole training state of rank 0 between two steps: model, optimizer, counters and random state.
 
-        The parent of the new version is the version that was saved or restored last.
+        The parent of the new version is the version that this run saved or restored last. For the first version of a
+        clone, see `fork`.
 
         Args:
             name: Name of the model.
             quality: As in `Repository.save`.
             metadata: As in `Repository.save`, but NaN and infinity are allowed: they are stored as `{"float": "nan"}`,
-                `{"float": "inf"}` and `{"float": "-inf"}`. A mapping that looks like one of these is stored with its
-                value in a list, as `{"float": ["nan"]}`. The key "training" is added and must not be used.
+                `{"float": "inf"}` and `{"float": "-inf"}`. A mapping in the metadata that has one of these forms is
+                stored with its value in a list, for example as `{"float": ["nan"]}`. The key "training" is added by
+                `save` and must not be used.
             timeout: Seconds to wait, including the end of the current step.
 
         Raises:
-            ValueError: if the training was started without a repository, or `metadata` has the key "training".
+            ValueError: if the run was started without a repository, or `metadata` has the key "training".
             TensorVineError: As in `Repository.save`.
         """
         return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
     def restore_from(self, model: Model, timeout: float = 600.0) -> None:
-        """Restore a version that `save` saved, after the same step on all ranks. All ranks get the same state.
+        """Restore a version that `save` created, after the same step on all ranks. All ranks get the same state.
 
         Args:
-            model: The version, of this run or another one.
+            model: The version to restore. Another run can have saved it.
             timeout: Seconds to wait, including the end of the current step.
 
         Raises:
-            ValueError: if the training was started without a repository, or `Trainers.save` did not save the version.
-            TensorMismatchError: if the version's tensors do not match those of the training. Nothing is changed.
+            ValueError: if the run was started without a repository, or `Trainers.save` did not create the version.
+            TensorMismatchError: if the version's tensors do not match the tensors of the run. Nothing is changed.
             TensorVineError: As in `Repository.load`.
         """
         name, version = split_ref(model)
@@ -201,7 +204,7 @@ class Trainers(list[Actor]):
     # ---- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the ranks, even during a step. Does nothing if they are stopped, or in a forked child process."""
+        """Stop the ranks, even during a step. Does nothing if the ranks are stopped, or in a forked child process."""
         if not self._actor_names or self._opened.inherited:
             return
         try:

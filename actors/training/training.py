@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from ..collective.group import Group
 
 Facts = Mapping[str, Any]
-"""The part of a training's state that is not tensors, as JSON-like values."""
+"""The non-tensor part of the training state, as JSON-like values."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor of a training's state."""
+    """A tensor of the training state."""
 
     name: str
     dtype: str
@@ -29,13 +29,13 @@ class TensorSpec:
     shape: tuple[int, ...]
     nbytes: int
     local: bool = False
-    """Whether ranks may have different values, as in batch statistics and random states. A fork sends the whole tensor
+    """Whether ranks can have different values, as in batch statistics and random states. A fork sends the whole tensor
     from one rank to its clone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """The argument of the function that builds a rank's training: the `build` of `start_trainers` and `fork`."""
+    """The argument of a `build` function, which builds the training of one rank for `start_trainers` or `fork`."""
 
     run: str
     """Name of the run."""
@@ -46,7 +46,7 @@ class RankContext:
     group: Group | None
     """Collective group of the ranks. None for a single rank."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options passed to `start_trainers`, such as learning rate and seed. A fork may change them for its clones."""
+    """Options passed to `start_trainers`, such as learning rate and seed. A fork can change options for its clones."""
 
 
 class Hooks(Protocol):
@@ -81,10 +81,11 @@ class Hooks(Protocol):
 
 
 class Training(Protocol):
-    """The interface of one rank of a training that can be forked. Implement it for a training of your own.
+    """The interface of one rank of a forkable training run. Implement it for your own training code.
 
-    Steps count from 1. Two trainings with the same state and the same data must compute the same next step, bit for
-    bit. So let a batch depend only on the step, the rank and the number of ranks, or include its position in `facts`.
+    Steps count from 1. Two ranks with the same state and the same data must compute the same next step, bit for bit.
+    So let a batch depend only on the step, the rank and the number of ranks, or include the position in the data
+    set in `facts`.
     """
 
     def step(self) -> float:
@@ -93,32 +94,33 @@ class Training(Protocol):
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including those before a fork."""
+        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
         ...
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Set the hooks to call in each step. None removes them."""
+        """Set the hooks that each step calls. None removes the hooks."""
         ...
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Change the given options. The others keep their values.
+        """Change the values of the given options. All other options keep their values.
 
         Raises:
-            ValueError: if the training does not have an option, or the value is invalid.
+            ValueError: if an option is unknown, or a value is invalid.
         """
         ...
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state, in the order in which a step updates them (the order of the backward pass).
+        """List the tensors of the training state, in the order in which a step updates them.
 
-        Tensors that are not passed to `Hooks.updated` follow, such as counters, statistics and random states.
+        This is the order of the backward pass. Tensors that a step does not pass to `Hooks.updated` come last, such as
+        counters, statistics and random states.
         """
         ...
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of the tensors, in the order in which the next forward pass reads them.
+        """List the names of all tensors, in the order in which the next forward pass reads the tensors.
 
-        Tensors that it does not read follow.
+        Tensors that the forward pass does not read come last.
         """
         ...
 
@@ -127,35 +129,39 @@ class Training(Protocol):
         ...
 
     def facts(self) -> Facts:
-        """Return the part of the state that is not tensors, as JSON-like values: steps, schedule, random states."""
+        """Return the non-tensor part of the training state as JSON-like values: steps, schedule, random states."""
         ...
 
     def memory(self, name: str) -> object:
-        """Return contiguous memory to receive a tensor into. All of it will be written.
+        """Return a contiguous buffer for the new value of a tensor. The caller will write all of it.
 
-        It is the memory of the tensor itself if possible, else a buffer from which `filled` assigns the tensor.
+        If possible, return the memory of the tensor itself. Otherwise `filled` must copy the buffer to the tensor.
         """
         ...
 
     def filled(self, name: str) -> None:
-        """Take over a tensor whose `memory` has been written completely."""
+        """Set a tensor to the value that was written into the buffer returned by `memory`."""
         ...
 
     def restore(self, facts: Facts) -> None:
-        """Apply the `facts` of another rank. The tensors may be received later."""
+        """Restore the non-tensor part of the training state from the `facts` of another rank.
+
+        The tensors of that rank can be received after this call.
+        """
         ...
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor. None cancels this.
+        """Make the next step call `wait(name)` before it first reads each tensor. With None, the step does not wait.
 
-        A training that cannot detect when a tensor is read calls `wait` for all tensors at the beginning of the step.
+        An implementation that cannot detect when a tensor is read must call `wait` for all tensors when the step
+        begins.
         """
         ...
 
     def close(self) -> None:
-        """Release all resources."""
+        """Release all resources of this rank."""
         ...
 
 
 Build = Callable[[RankContext], Training]
-"""A function that builds the training of a rank. The engine sends it to the rank's actor."""
+"""A function that builds the `Training` of a rank. The engine sends the function to the rank's actor."""

@@ -14,18 +14,19 @@ from .trigger import ScheduleLike
 class CheckpointCallback(FitCallback):
     """A Keras callback that publishes versions of a model during `model.fit`.
 
-    It waits for the last update at the end of `fit`. If `fit` may fail, use the callback in a `with` block, or call
-    `close`. Each call of `fit` has a plan and a report of its own.
+    At the end of `fit`, the callback waits for the last update. If `fit` can fail, use the callback in a `with` block,
+    or call `close` afterwards. Each call of `fit` has its own plan of updates and its own report.
 
     The loss of each batch is computed from the values that Keras' loss tracker receives. If a custom `train_step` does
-    not update this tracker, the "loss" that it returns is used as the loss of the batch. With `steps_per_execution`
-    above 1, a loss is the mean over one execution, and updates that are due within an execution happen at its end.
+    not update this tracker, the "loss" that `train_step` returns is used as the loss of the batch. With
+    `steps_per_execution` above 1, a loss is the mean over one execution, and updates that are due within an execution
+    are made at its end.
 
     Args:
         repo: The repository.
         name: Name of the model.
-        schedule, warmup, transport, synchronous, keep: As in `Publisher`. `fit` provides the length of the training and
-            of its epochs, so `Publisher.expect` need not be called.
+        schedule, warmup, transport, synchronous, keep: As in `Publisher`. The callback calls `Publisher.expect` with
+            the numbers of iterations that `fit` provides, so you need not call it.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -51,7 +52,10 @@ class CheckpointCallback(FitCallback):
         super().__init__(self.publisher)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Set the length of the training and of its epochs. A second `fit` begins a new plan and a new report."""
+        """Pass the number of iterations, in total and per epoch, to the publisher.
+
+        A second `fit` begins with a new publisher, which has a new plan and a new report.
+        """
         if self.publisher.is_closed:
             self._steps = self.publisher = self._begin()
         super().on_train_begin(logs)
@@ -62,7 +66,7 @@ class CheckpointCallback(FitCallback):
         self.close()
 
     def close(self) -> None:
-        """Wait for the last update and stop publishing, after a `fit` that failed. Further calls do nothing."""
+        """Wait for the last update and close the publisher, for example if `fit` failed. Further calls do nothing."""
         self.publisher.close()
 
     def __enter__(self) -> CheckpointCallback:

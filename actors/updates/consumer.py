@@ -86,14 +86,15 @@ class ConsumerActor:
 
 
 class Consumer(Remote):
-    """A model in an actor that answers requests with the newest version, updated while it answers.
+    """An actor that answers requests with the newest version of a model, and loads new versions while it answers.
 
-    Consumers may start and stop at any time, on any node. A consumer that dies is restarted. A consumer that is slower
-    than the updates skips versions. It stops at `close`, at the end of the `with` block, or when the process that
-    started it ends.
+    Consumers can start and stop at any time, on any node. A consumer that dies is restarted. A consumer that is slower
+    than the updates skips versions. A consumer stops at `close`, at the end of the `with` block, or when the process
+    that started it ends.
 
-    A version with another architecture, or with tensors that do not fit, is refused: the previous version continues to
-    answer, and `ConsumerStatus.refused` contains the reason. If a version cannot be fetched, the consumer retries.
+    A consumer refuses a version whose architecture or tensors do not fit the model. Then it continues to use the
+    previous version, and `ConsumerStatus.refused` contains the reason. If a version cannot be fetched, the consumer
+    retries.
 
     >>> with Consumer.start(repo, "net", build) as consumer:      # doctest: +SKIP
     ...     answer = consumer.infer(batch)
@@ -117,11 +118,11 @@ class Consumer(Remote):
 
         Args:
             repo: The repository that contains the model.
-            name: Name of the model. It need not have a version yet.
-            build: Function that builds a model: a Keras model, a torch module, or a `Servable`. It is called twice.
-                The engine sends it to the actor. A function of a module that the actor cannot import must be defined in
-                the main script or within another function.
-            transport: Transport that fetches the versions: "shared" (mapped memory, on one node), "socket",
+            name: Name of the model. The model need not have a version yet.
+            build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
+                twice. The engine sends the function to the actor. If the actor cannot import the function's module,
+                define the function in the main script or within another function.
+            transport: Transport by which versions are fetched: "shared" (mapped memory, on one node), "socket",
                 "object_store", "gloo" and "nccl" (collective groups), or "files". "auto" means mapped memory if
                 possible, else the transport that was measured as the fastest on the consumer's node.
             node: Id of the node to run on. None means any node.
@@ -146,41 +147,41 @@ class Consumer(Remote):
         return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status())
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Call the newest version of the model that the consumer has, and return its answer.
+        """Answer a batch with the newest version of the model that the consumer has loaded.
 
         Args:
             batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, or a dict or
                 tuple of these, which are moved to the module's device.
-            timeout: Seconds to wait for the answer. Before the first version, the call waits for it.
+            timeout: Seconds to wait for the answer. If no version is loaded yet, this includes the wait for the first.
 
         Returns:
             The outputs and the version that computed them.
 
         Raises:
             OperationTimeoutError: if there is no version or no answer in time. If versions were refused, the message
-                contains the reason for the last one.
-            ShardUnavailableError: if the consumer died. It is being restarted.
+                contains the reason for the last refusal.
+            ShardUnavailableError: if the consumer died. It is restarted automatically.
             Exception: any error that the model raises.
         """
         seconds = seconds_of(timeout)
         return self._call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
-        """Wait until version number `version`, or a newer one, answers.
+        """Wait until the consumer answers with version number `version` or a newer version.
 
         Args:
             version: Number of the version.
             timeout: Seconds to wait.
 
         Returns:
-            The version that answers.
+            The version that the consumer uses for its answers.
 
         Raises:
-            OperationTimeoutError: if no such version answers in time.
+            OperationTimeoutError: if the consumer does not use `version` or a newer version in time.
         """
         seconds = seconds_of(timeout)
         return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
-        """Return the current version of the consumer, its last deliveries and its counters."""
+        """Return the version that the consumer uses, its last deliveries and its counters."""
         return self._call(ConsumerCalls.status(), seconds_of(timeout))

@@ -47,7 +47,7 @@ class Steps(Protocol):
 
 
 class FitCallback(keras.callbacks.Callback):
-    """A Keras callback that calls a publisher after each batch. It does not close the publisher.
+    """A Keras callback that calls a publisher after each batch. The callback does not close the publisher.
 
     Args:
         steps: The publisher.
@@ -60,28 +60,28 @@ class FitCallback(keras.callbacks.Callback):
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Attach the summation of losses to the model's loss tracker, unless it is attached."""
+        """Make the model's loss tracker also sum the losses of each execution, unless it already does."""
         super().set_model(model)
         self._sums = _sums_of(model)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the length of the training and of its epochs to the publisher."""
+        """Pass the number of iterations, in total and per epoch, to the publisher."""
         params = cast("dict[str, Any] | None", self.params) or {}
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps and epochs:
             self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the number of batches to 0."""
+        """Reset the count of batches in the epoch to 0."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums of losses, because validation may have added to them."""
+        """Reset the sums of losses, because validation can have changed the sums."""
         if self._sums is not None:
             self._sums.reset_state()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the loss of the batch to the publisher, which publishes if an update is due."""
+        """Pass the loss of the batch to the publisher, which publishes a version if an update is due."""
         total, weight, counted = self._sums.read() if self._sums is not None else [0.0] * 3
         loss, batches = total / weight if weight else math.nan, round(counted)
         if not batches:

@@ -43,21 +43,26 @@ class Delivery:
     """One version that a consumer fetched and put into use."""
 
     ref: ModelRef
-    """The version."""
+    """The version that was fetched."""
     notified_at: float
-    """Time when the consumer was notified of the version, in seconds since the epoch by the clock of its machine."""
+    """Time when the consumer was notified of the version: seconds since the epoch, by the clock of the consumer's
+    machine."""
     fetch_s: float
     """Seconds from the notification until the bytes were received."""
     swap_s: float
-    """Seconds after that until the version answered: checks, filling the model, and the swap."""
+    """Seconds from the end of the fetch until the consumer used the version for its answers. In this time the consumer
+    checks the version, copies its tensors into the idle copy of the model, and swaps the two copies."""
     transport: str
     """Transport that sent most of the bytes. It is "shared" if all bytes were mapped."""
     nbytes: int
-    """Number of bytes received or, for "shared", mapped."""
+    """Number of bytes that were received or, if `transport` is "shared", mapped."""
 
     @property
     def swapped_at(self) -> float:
-        """Time when the version began to answer, in seconds since the epoch by the clock of the consumer's machine."""
+        """Time when the consumer began to use the version for its answers.
+
+        In seconds since the epoch, by the clock of the consumer's machine.
+        """
         return self.notified_at + self.fetch_s + self.swap_s
 
 
@@ -66,15 +71,15 @@ class ConsumerStatus:
     """The status of a consumer, returned by `Consumer.status`."""
 
     ref: ModelRef | None
-    """The version that answers. None before the first version."""
+    """The version that the consumer uses for its answers. None before the first version."""
     deliveries: tuple[Delivery, ...]
-    """The last 1,024 versions that were put into use."""
+    """Deliveries of the last 1,024 versions that were put into use."""
     answered: int
     """Number of answers."""
     skipped: int
     """Number of versions that were not fetched because a newer version existed."""
     refused: dict[ModelRef, str]
-    """The last 64 versions that did not fit the model, with the reasons."""
+    """The last 64 versions that were refused because they did not fit the model, with the reasons."""
 
 
 class Follower:

@@ -104,10 +104,10 @@ class ProducerActor:
 
 
 class Producer(Remote):
-    """A training in an actor that publishes versions of a model.
+    """An actor that trains a model and publishes versions of it.
 
-    It stops at `close`, at the end of the `with` block, or when the process that started it ends. A producer that dies
-    is not restarted.
+    A producer stops at `close`, at the end of the `with` block, or when the process that started it ends. A producer
+    that dies is not restarted.
 
     >>> with Producer.start(repo, "net", train) as producer:      # doctest: +SKIP
     ...     producer.result(timeout=3600)
@@ -129,14 +129,15 @@ class Producer(Remote):
         node: str | None = None,
         gpus: float = 0.0,
     ) -> Producer:
-        """Start a training in an actor.
+        """Start a producer: an actor that runs a training function.
 
         Args:
             repo: The repository to publish to.
             name: Name of the model.
-            train: Function of a `Publisher` that trains the model. It calls `Publisher.step` after each iteration, or
-                passes `Publisher.callback()` to `model.fit`. The engine sends the function to the actor. A function of
-                a module that the actor cannot import must be defined in the main script or within another function.
+            train: Function that trains the model. Its argument is a `Publisher`. The function calls `Publisher.step`
+                after each iteration, or passes `Publisher.callback()` to `model.fit`. The engine sends the function to
+                the actor. If the actor cannot import the function's module, define the function in the main script or
+                within another function.
             schedule, transport, synchronous, keep: As in `Publisher`.
             node: Id of the node to run on. None means any node.
             gpus: GPUs of the actor.
@@ -161,7 +162,7 @@ class Producer(Remote):
         return cls._spawn(repo, name, ProducerActor, arguments, node, lifetime, ProducerCalls.report())
 
     def result(self, timeout: float) -> Any:
-        """Wait until the training ends and return its result.
+        """Wait until the training function ends, and return its result.
 
         Args:
             timeout: Seconds to wait.
@@ -170,7 +171,7 @@ class Producer(Remote):
             The return value of `train`.
 
         Raises:
-            OperationTimeoutError: if the training does not end in time. It continues.
+            OperationTimeoutError: if the training does not end in time. The training continues.
             ShardUnavailableError: if the actor died.
             Exception: any error that `train` raised. The actor's log contains the traceback.
         """

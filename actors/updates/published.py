@@ -25,14 +25,14 @@ class Update:
     iteration: int
     """Number of the iteration after which the version was published."""
     ref: ModelRef
-    """The version."""
+    """The version that was published."""
     loss: float | None
-    """Training loss of that iteration. None if `publish` was called without it."""
+    """Training loss of that iteration. None if `Publisher.publish` was called without a loss."""
     stall_s: float
     """Seconds for which the update blocked the training."""
     slowed_s: float
-    """Seconds by which the steps during the commit took longer in total than other steps. A single value is noisy and
-    may be negative; compare means of many updates."""
+    """Total seconds by which the training steps during the commit were slower than other steps. A single value is noisy
+    and can be negative, so compare means of many updates."""
     commit_s: float
     """Seconds from the end of the stall until the version was committed."""
     bytes_written: int
@@ -43,20 +43,21 @@ class Update:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PublishReport:
-    """The updates of a training, and the plan that they follow."""
+    """A report of the updates that a publisher has made, and of its plan of further updates."""
 
     updates: tuple[Update, ...]
     """The last 4,096 updates."""
     failed: int
     """Number of failed updates. The log contains the reasons."""
     losses: tuple[tuple[int, float], ...]
-    """The last 65,536 losses, as (iteration, loss)."""
+    """The last 65,536 losses, as pairs (iteration, loss)."""
     schedule: Schedule | None
-    """The current plan, or the given `Schedule` or iterations. None for other schedules and before the first plan."""
+    """The iterations at which versions are published: the current plan, or the `Schedule` or iterations passed to the
+    publisher. None before the first plan, or if the publisher was created with an int or "epoch"."""
     curve: Fitted | None
     """The loss curve that the plan is based on."""
     costs: UpdateCosts | None
-    """The measured times that the plan is based on."""
+    """The measured durations of iterations, updates and inferences that the plan is based on."""
 
     def __repr__(self) -> str:
         last = f", the last {self.updates[-1].ref}" if self.updates else ""

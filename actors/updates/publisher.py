@@ -75,32 +75,32 @@ class _UnderWay:
 
 
 class Publisher:
-    """Publishes versions of a model from a training loop.
+    """A publisher of versions of a model, which a training loop calls.
 
-    Call `step` after each iteration. It publishes a version when the schedule requires it. Unless `synchronous`, this
-    blocks the training for one memory copy only, and the commit runs in the background. If the previous update is still
-    in progress, the update is made at a later step. An update that fails is logged and counted, and the training
-    continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
+    Call `step` after each iteration. `step` publishes a version if the schedule requires one. By default, an update
+    blocks the training for one memory copy only, and the commit runs in the background. If an update is due while the
+    previous update is still in progress, the new update is made at a later step. An update that fails is logged and
+    counted, and the training continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
 
     Args:
         repo: The repository.
         name: Name of the model.
         schedule: When to publish:
 
-            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): by a plan, computed from the
-              losses and the measured costs of updates. The first version is published at the end of a warm-up. The last
-              state is not always published; call `publish` for it.
-            - a `PlanRequest`: by a plan with these parameters.
+            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): according to a plan, which is
+              computed from the losses and the measured costs of updates. The first version is published at the end of a
+              warm-up. The final state is not always published. Call `publish` to publish it.
+            - a `PlanRequest`: according to a plan that is computed with the parameters of the `PlanRequest`.
             - an int n: every n iterations.
             - "epoch": at the end of each epoch. Call `expect(epoch=...)` before the first step.
-            - a `Schedule`, or a collection of iterations: at these iterations.
+            - a `Schedule`, or a collection of iterations: at the given iterations.
 
-        warmup: Iterations of the warm-up. Defaults to those of the `PlanRequest`, or 50.
-        transport: "files" commits a version when it is on the repository's path (Viper-PFS). Any other transport
-            commits it in memory and writes it to the path soon after.
+        warmup: Number of iterations of the warm-up. Defaults to `PlanRequest.warmup`, or 50 without a `PlanRequest`.
+        transport: "files" commits a version after it is written to the repository's path (Viper-PFS). Any other
+            transport commits a version in memory and writes it to the path soon after.
         synchronous: Whether an update blocks the training until it is committed (Viper-Sync).
-        keep: Number of versions to keep: the newest versions of this publisher. Its older versions are retired.
-            Defaults to all if the repository has a path, else to 2.
+        keep: Number of this publisher's newest versions to keep. The publisher retires older versions that it has
+            published. Defaults to all versions if the repository has a path, else to 2.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -169,42 +169,43 @@ class Publisher:
 
     @property
     def iteration(self) -> int:
-        """Number of the last iteration passed to `step`, or 0."""
+        """Number of the last iteration that `step` recorded. 0 before the first call of `step`."""
         return self._iteration
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
-        """Set the length of the training and of its epochs, for schedules that need them.
+        """Set the number of the last iteration and the length of an epoch, for schedules that need these numbers.
 
         Args:
             stop: Number of the last iteration. A plan uses it if its `PlanRequest` does not set `stop`.
             epoch: Iterations per epoch, for the schedule "epoch".
 
         Raises:
-            ClosedError: if the publisher is closed, or was created in the parent of this process.
+            ClosedError: if the publisher is closed, or this is a forked child of the process that created it.
         """
         self._opened.check()
         with self._lock:
             self._trigger = self._trigger.told(stop, epoch)
 
     def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
-        """Record the end of a training iteration, and publish if an update is due.
+        """Record the end of a training iteration, and publish a version if an update is due.
 
         An update that fails is logged and counted, but does not raise an error.
 
         Args:
-            loss: Loss of the iteration. Reading it from a GPU waits for the GPU, so call `step` only every few
-                iterations there.
+            loss: Loss of the iteration. Reading a loss from a GPU makes the training loop wait for the GPU, so on a GPU
+                call `step` only every few iterations.
             model: The model: a Keras model, a torch module, a mapping of names to arrays, or a callable that returns
                 one of these.
-            iteration: Number of the iteration. Defaults to the last one plus 1. It may skip iterations: an update is
-                due if it was due at any of them.
+            iteration: Number of the iteration. Defaults to the previous number plus 1. Numbers can be skipped. An
+                update that was due at a skipped iteration is then made at this iteration.
 
         Returns:
-            Whether it made an update.
+            Whether the call began an update.
 
         Raises:
-            ValueError: if `iteration` is not greater than the last one, or `expect(epoch=...)` is missing.
-            ClosedError: if the publisher is closed, or was created in the parent of this process.
+            ValueError: if `iteration` is not greater than the previous number, or the schedule is "epoch" and
+                `expect(epoch=...)` was not called.
+            ClosedError: if the publisher is closed, or this is a forked child of the process that created it.
         """
         self._opened.check()
         now = time.perf_counter()
@@ -233,20 +234,20 @@ class Publisher:
         return due and not busy
 
     def publish(self, model: object, loss: float | None = None) -> PendingSave:
-        """Publish immediately, regardless of the schedule.
+        """Publish a version immediately, regardless of the schedule.
 
-        First waits for an update in progress. Then returns after one memory copy or, if the publisher is synchronous,
-        after the commit.
+        If an update is in progress, wait for its end first. Then return after one memory copy or, if the publisher is
+        synchronous, after the commit.
 
         Args:
             model: The model, as in `step`.
-            loss: Loss of the last iteration. It is saved in the metadata, and its negative is the version's quality.
+            loss: Loss of the last iteration. The version's metadata contains the loss, and its quality is `-loss`.
 
         Returns:
-            The save, which may still be in progress.
+            The save of the version. It can still be in progress.
 
         Raises:
-            ClosedError: if the publisher is closed, or was created in the parent of this process.
+            ClosedError: if the publisher is closed, or this is a forked child of the process that created it.
             TensorVineError: As in `Repository.save_async`. The failure is also counted in the report.
         """
         self._opened.check()
@@ -282,7 +283,7 @@ class Publisher:
         )
 
     def report(self) -> PublishReport:
-        """Return a report of the updates so far. It can also be called after `close`."""
+        """Return a report of the updates so far. This also works after `close`."""
         self._opened.check_process()
         self._settle(wait=False)
         with self._lock:
@@ -297,13 +298,13 @@ class Publisher:
             )
 
     def callback(self) -> FitCallback:
-        """Return a Keras callback that publishes with this publisher, for `model.fit(callbacks=[...])`."""
+        """Return a Keras callback that publishes versions with this publisher, for `model.fit(callbacks=[...])`."""
         from .fitting import FitCallback
 
         return FitCallback(self)
 
     def finish(self) -> None:
-        """Wait until the last update is committed, and retire the versions that are not kept."""
+        """Wait until the last update is committed, and retire the versions that exceed the limit `keep`."""
         self._opened.check()
         self._settle(wait=True)
         self._retire()
@@ -312,11 +313,11 @@ class Publisher:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the publisher is closed. In a forked child process it counts as closed."""
+        """Whether the publisher is closed. Always true in a forked child of the process that created the publisher."""
         return self._opened.closed
 
     def close(self) -> None:
-        """Wait for the last update, stop the background thread, and retire the versions that are not kept.
+        """Wait for the last update, stop the background thread, and retire the versions that exceed the limit `keep`.
 
         Does nothing if the publisher is closed, or in a forked child process. If `close` is interrupted, call it again.
         """

@@ -100,10 +100,11 @@ def serve_application(
 ) -> serve.Application:
     """Return a Ray Serve application that answers with the newest version of a model.
 
-    Its handle has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP it accepts JSON,
-    `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. A batch is a nested list, or an
-    object of nested lists by input name. By default, integers become int64 and floating-point numbers float32. The
-    optional "dtype" is another dtype for all inputs, or an object of dtypes by input name.
+    The handle of the application has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP,
+    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. A
+    batch is a nested list, or an object of nested lists by input name. By default, integers become int64 and
+    floating-point numbers float32. The optional "dtype" is another dtype for all inputs, or an object of dtypes by
+    input name.
 
     Replicas fetch new versions while they answer, without a new deployment.
 

@@ -37,7 +37,7 @@ class RemoteCalls:
 
 
 class Remote:
-    """The common base of `Producer` and `Consumer`: an actor of the process that started it."""
+    """Base class of `Producer` and `Consumer`: an actor that stops when the process that started it ends."""
 
     role: ClassVar[str]
     """The actor's role, "producer" or "consumer"."""
@@ -88,7 +88,7 @@ class Remote:
         return self._channel.call(request, timeout)
 
     def close(self) -> None:
-        """Stop the actor, even if it is busy. Does nothing if it is closed, or in a forked child process."""
+        """Stop the actor, even if it is busy. Does nothing after the first call, or in a forked child process."""
         if not self._opened.close():
             return
         try:

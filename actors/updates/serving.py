@@ -35,10 +35,14 @@ KEPT_REFUSED = 64
 
 @runtime_checkable
 class Servable(Protocol):
-    """The interface of a model without Keras or PyTorch, for example with NumPy or CuPy."""
+    """The interface of a model that uses neither Keras nor PyTorch, but for example NumPy or CuPy."""
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the tensors of a version, by name. The arrays are read-only and valid as long as they are referenced."""
+        """Set the model's tensors to those of a version.
+
+        Args:
+            tensors: Tensor name -> array. The arrays are read-only and stay valid as long as they are referenced.
+        """
         ...
 
     def __call__(self, batch: object) -> object:
@@ -71,14 +75,15 @@ class _Copy:
 class Serving:
     """Two copies of a model: one answers requests while the other receives the next version (Viper, section 4.2).
 
-    `Consumer` and `EdgeConsumer` use it. Create one to serve a model without them.
+    `Consumer` and `EdgeConsumer` use this class. Create a `Serving` to serve a model without a consumer.
 
     Args:
-        build: Function that builds a model: a Keras model, a torch module, or a `Servable`. It is called twice.
+        build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
+            twice.
         name: Name of the model, for error messages.
 
     Raises:
-        TypeError: if `build` returns another object.
+        TypeError: if `build` returns an object of another type.
 
     >>> class Scale:
     ...     def assign(self, tensors): self.by = tensors["by"]
@@ -101,13 +106,13 @@ class Serving:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that answers. None before the first version."""
+        """The version that is used for answers. None before the first version."""
         return self._active.ref
 
     def take(self, ref: ModelRef, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
-        """Write a version into the copy that is not in use, and answer with it from then on.
+        """Write a version into the copy of the model that is not in use, then use this copy for further answers.
 
-        If the version does not fit the model, the previous version continues to answer.
+        If the version does not fit the model, the previous version stays in use.
 
         Args:
             ref: The version.
@@ -118,7 +123,7 @@ class Serving:
             GraphError: if the version has another architecture than the model, or a layer rejects its state.
             TensorNotFoundError: if the version lacks a tensor of the model, or has an additional one.
             TensorMismatchError: if a tensor has another shape or dtype than in the model.
-            OperationTimeoutError: if requests to the version before the current one do not end within 60 seconds.
+            OperationTimeoutError: if the copy that is not in use still computes earlier answers after 60 seconds.
         """
         with self._filling:
             copy = self._other
@@ -144,23 +149,23 @@ class Serving:
             return dict(self._refused)
 
     def refuse(self, ref: ModelRef, why: str) -> None:
-        """Record that a version does not fit the model, for `refused` and for the messages of timeouts."""
+        """Record why a version does not fit the model. `refused` and messages of timeouts contain the reason."""
         with self._changed:
             self._refused[ref] = why
             if len(self._refused) > KEPT_REFUSED:
                 del self._refused[next(iter(self._refused))]
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Call the newest version of the model, and return its answer.
+        """Answer a batch with the newest version of the model.
 
         Args:
             batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, a nested list of
                 numbers, or a dict or tuple of these. They are moved to the module's device.
-            timeout: Seconds to wait for the first version. Later calls do not wait.
+            timeout: Seconds to wait for the first version. Calls after the first version do not wait.
 
         Raises:
-            OperationTimeoutError: if there is no version yet. If versions were refused, the message contains the
-                reason for the last one.
+            OperationTimeoutError: if there is no version in time. If versions were refused, the message contains the
+                reason for the last refusal.
             Exception: any error that the model raises.
         """
         with self._changed:
@@ -183,17 +188,17 @@ class Serving:
         return Inference(outputs, ref, time.perf_counter() - begun)
 
     def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until version number `version`, or a newer one, answers.
+        """Wait until version number `version`, or a newer version, is used for answers.
 
         Args:
             version: Number of the version.
             timeout: Seconds to wait.
 
         Returns:
-            The version that answers.
+            The version that is used for answers.
 
         Raises:
-            OperationTimeoutError: if no such version answers in time.
+            OperationTimeoutError: if neither `version` nor a newer version is used in time.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.ref is not None and self.ref.version >= version, timeout)
@@ -212,7 +217,7 @@ class Serving:
         return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
-        """Stop the helper thread."""
+        """Stop the helper thread, which copies tensors."""
         self._helper.shutdown()
 
 

@@ -34,7 +34,7 @@ def save_weights(repo: Repository, name: str, weights: object, *, timeout: float
 def load_weights(repo: Repository, name: str, *, timeout: float = 60.0) -> Mapping[str, np.ndarray]:
     """Load the weights of a model's newest version.
 
-    For weights that were saved as a list, `list(load_weights(repo, name).values())` returns the list.
+    If the weights were saved as a list, `list(load_weights(repo, name).values())` is that list.
 
     Args:
         repo: The repository.

@@ -165,11 +165,11 @@ def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: 
         if (s := known.get(shard)) is None:
             rows.add_row(str(shard), node, *["-"] * len(numbers), style="red")
             continue
-        behind = f"{s.versions_behind} ({size(s.bytes_behind)})" if s.versions_behind else "0"
+        behind = f"{s.versions_unwritten} ({size(s.bytes_unwritten)})" if s.versions_unwritten else "0"
         memory = map(size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
         counts = f"{s.models:,}", f"{s.tensors:,}", *memory
         rows.add_row(str(shard), node, *counts, str(s.pins), behind)
-    pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_behind for s in stats.shards)
+    pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_unwritten for s in stats.shards)
     shards = stats.shards
     taken, reserved = sum(s.bytes_resident for s in shards), sum(s.capacity for s in shards)
     sizes = map(size, (stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk))
@@ -180,7 +180,7 @@ def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: 
 
 def _free(shard: ShardStats) -> int:
     """Return the bytes that nobody has of what a shard may fill."""
-    return max(0, shard.capacity - shard.bytes_allocated - shard.bytes_staged - shard.bytes_mirrored)
+    return max(0, shard.capacity - shard.bytes_allocated - shard.bytes_staged - shard.bytes_replicated)
 
 
 def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:

@@ -135,8 +135,8 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
         return ["-"] * len(shown)
     used, room = sum(beat.bytes_used for beat, _ in answered), sum(stats.capacity for _, stats in answered)
     requests = _sum(beat.requests_per_s for beat, _ in answered)
-    behind = sum(stats.versions_behind for _, stats in answered)
-    late = size(sum(stats.bytes_behind for _, stats in answered))
+    behind = sum(stats.versions_unwritten for _, stats in answered)
+    late = size(sum(stats.bytes_unwritten for _, stats in answered))
     memory = sum(stats.waiting_for_memory for _, stats in answered)
     disk = sum(stats.waiting_for_disk for _, stats in answered)
     cells = {

@@ -33,7 +33,7 @@ def scale(
 ) -> None:
     """Change the number of shards while reads and writes continue. No data is lost.
 
-    A change that cannot start before the timeout is undone. A change that was decided continues after the timeout.
+    After the timeout, a step that is not decided yet is undone, and a decided step is finished in the background.
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:

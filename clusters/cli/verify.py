@@ -25,7 +25,7 @@ def verify(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check stored versions: checksums in memory and on disk, owners of tensors, and unreadable files.
+    """Check stored versions: checksums in memory and on disk, recorded writers of tensors, and unreadable files.
 
     The exit code is 1 if there are problems.
     """

@@ -57,34 +57,35 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """A version in a `Lineage`: the reported version itself, one of its ancestors, or one of its descendants."""
+    """A version in a `Lineage` report: the reported version itself, one of its ancestors, or one of its descendants."""
 
     ref: ModelRef
     """Reference of this version."""
     parent: ModelRef | None
     """Parent of this version. None if it has no parent."""
     live: bool
-    """Whether this version is live. If it is retired, `created`, `bytes_owned` and `bytes_total` are None."""
+    """Whether this version is live. For a retired version, `created`, `bytes_owned` and `bytes_total` are None."""
     quality: float | None
     """Quality of this version.
 
-    None if it was saved without a quality, or if the shard with its metadata died after it was retired.
+    None if this version was saved without a quality. Also None if this version is retired, and only a shard that died
+    had stored the quality.
     """
     created: datetime | None
     """Time of the save, in UTC. None if this version is retired."""
     bytes_owned: int | None
-    """Bytes of the tensors that this version wrote itself. None if it is retired."""
+    """Bytes of the tensors that this version wrote itself. None if this version is retired."""
     bytes_total: int | None
-    """Bytes of all tensors of this version. None if it is retired."""
+    """Bytes of all tensors of this version. None if this version is retired."""
     layers: tuple[str, ...] = ()
     """Layers of the reported version in which this version wrote tensors, from input to output.
 
-    For a descendant: layers of this version in which the reported version wrote tensors.
+    If this version is a descendant, these are its layers in which the reported version wrote tensors.
     """
     tensors: int = 0
     """Number of tensors of the reported version that this version wrote.
 
-    For a descendant: number of tensors of this version that the reported version wrote.
+    If this version is a descendant, this is the number of its tensors that the reported version wrote.
     """
 
 
@@ -98,7 +99,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A report on the ancestors and the descendants of a version, the reported version.
+    """A report on the ancestors and the descendants of one version, which is called the reported version.
 
     >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
     >>> unknown = dict(created=None, bytes_owned=None, bytes_total=None)
@@ -110,11 +111,11 @@ class Lineage:
     """
 
     ref: ModelRef
-    """Reference of the reported version."""
+    """Reference of the reported version, which is the version that the report describes."""
     ancestors: tuple[Relative, ...]
     """All ancestors, from the root to the reported version, which is the last."""
     descendants: tuple[Relative, ...]
-    """The nearest descendants, parents before children. Retired versions on the way to live ones are included."""
+    """The nearest descendants, parents before children. Retired versions with live descendants are included."""
     writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
     """For each layer of the reported version, the version that wrote most of its tensors.
 
@@ -127,16 +128,16 @@ class Lineage:
 
     @property
     def model(self) -> Relative:
-        """The reported version."""
+        """The reported version: the last entry of `ancestors`."""
         return self.ancestors[-1]
 
     @property
     def contributors(self) -> list[Relative]:
-        """The versions in `ancestors` that wrote tensors of the reported version, from the root on."""
+        """The versions in `ancestors` that wrote tensors of the reported version, starting at the root."""
         return [relative for relative in self.ancestors if relative.tensors]
 
     def steps(self) -> list[Relative | Gap]:
-        """Return the ancestors, from the root on, in a shortened form.
+        """Return the ancestors in a shortened form, from the root to the reported version.
 
         Three or more consecutive ancestors that wrote no tensors of the reported version are combined into one `Gap`.
         """
@@ -152,11 +153,11 @@ class Lineage:
         return steps
 
     def children(self, ref: ModelRef) -> list[Relative]:
-        """Return the children of a version among the descendants."""
+        """Return the versions in `descendants` whose parent is `ref`."""
         return [relative for relative in self.descendants if relative.parent == ref]
 
     def as_dict(self) -> dict[str, Json]:
-        """Return the report as JSON values."""
+        """Return the report as a dictionary of JSON values."""
         return {
             "model": str(self.ref),
             "tensors": self.tensors,
@@ -168,14 +169,14 @@ class Lineage:
 
 
 def lineage_of(repository: Answers, model: Model) -> Lineage:
-    """Return the ancestors and the descendants of a version (EvoStore, section 4.1).
+    """Return a report on the ancestors and the descendants of a version (EvoStore, section 4.1).
 
     Args:
         repository: A connected `Repository`.
         model: A live version: a reference, `"name@3"`, or `"name"` for the latest version.
 
     Returns:
-        A report with all ancestors, and with the nearest descendants, at most 60 live ones.
+        A report with all ancestors and the nearest descendants. At most 60 live descendants are included.
 
     Raises:
         ModelNotFoundError: if the version does not exist or is retired.

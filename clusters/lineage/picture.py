@@ -110,20 +110,20 @@ def check_picture(path: Path) -> None:
 
 
 def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
-    """Draw a lineage to a file.
+    """Draw a lineage as a picture, and write it to a file.
 
     Each version is a row, with the root at the top. Below the rows, a bar shows the layers of the reported version,
-    coloured by the version that wrote them. Requires the extra `pictures`.
+    coloured by the version that wrote each layer. Requires the extra `pictures`.
 
     Args:
         lineage: Result of `lineage_of`.
-        path: File to write: `.svg`, `.png` or `.pdf`. An existing file is replaced.
+        path: File to write, with the suffix `.svg`, `.png` or `.pdf`. An existing file is replaced.
 
     Returns:
-        The path.
+        The path of the file.
 
     Raises:
-        StorageError: if the suffix is not one of these, the directory does not exist, or the file cannot be written.
+        StorageError: if `path` has another suffix, its directory does not exist, or the file cannot be written.
         CodecUnavailableError: if matplotlib or networkx is not installed.
 
     >>> draw_lineage(lineage_of(repo, "best"), "best.svg")     # doctest: +SKIP

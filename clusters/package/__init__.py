@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def connect(name: str | None = None) -> Repository:
-    """Connect to a running repository from any process of its cluster. Short for `Repository.connect`.
+    """Connect to a running repository from any process of its cluster. This is a shortcut for `Repository.connect`.
 
     Args:
         name: Name of the repository. None means `"default"`.

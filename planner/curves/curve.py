@@ -44,7 +44,7 @@ LEAST = 1e-300
 class LossCurve:
     """A fitted loss curve: a function from an iteration to the expected loss.
 
-    The curve is constant before the first fitted iteration.
+    Before the iteration of the first fitted loss, the curve is constant.
 
     >>> curve = fit_loss_curve([2.0 * 0.98**i + 0.5 for i in range(100)], forms=("exp3",))
     >>> curve.form, round(curve.params["c"], 3), round(curve(200), 3), curve([0, 50]).round(2).tolist()
@@ -52,28 +52,28 @@ class LossCurve:
     """
 
     shape: LossForm
-    """The form of the curve."""
+    """The form of the curve: its formula and the names of its parameters."""
     params: dict[str, float]
-    """Values of the form's parameters, by name, for x = iteration - `origin`."""
+    """Fitted values of the parameters of the formula, by name. The x of the formula is the iteration minus `origin`."""
     origin: int
-    """The iteration at which x is 0: the first fitted iteration minus `shape.first`."""
+    """The iteration at which the x of the formula is 0: the iteration of the first fitted loss minus `shape.first`."""
     floor: float
     """Lower bound of the curve: 0 if no fitted loss was negative, otherwise -inf."""
     mse: float
-    """Mean squared error over all losses used."""
+    """Mean squared error of the curve over the losses that were used for the fit."""
     tail_mse: float | None
-    """Mean squared error over the last fifth of the losses, of the same form fitted without them.
+    """Mean squared error on the last fifth of the losses, from a test fit of this form to the earlier losses only.
 
-    None if none were held out.
+    None if no test fit was made: if `choose` was "mse" in `fit_loss_curve`, or only one loss was finite.
     """
     used: int
-    """Number of losses used."""
+    """Number of losses that were used for the fit."""
     left_out: int
-    """Number of losses ignored because they were NaN or infinite."""
+    """Number of losses that were ignored because they were NaN or infinite."""
 
     @property
     def form(self) -> str:
-        """Name of the form."""
+        """Name of the form of the curve, such as "exp3"."""
         return self.shape.name
 
     @overload
@@ -95,22 +95,22 @@ def fit_loss_curve(
     start: int = 0,
     choose: Choice = "tail",
 ) -> LossCurve:
-    """Fit several forms to the losses of a training and return the best curve (Viper, section 4.3).
+    """Fit several forms to the losses of a training run, and return the best curve (Viper, section 4.3).
 
     Forms with more parameters than losses are skipped.
 
     Args:
-        losses: Losses in any unit, at iterations `start`, `start` + 1 and so on; or pairs (iteration, loss), in
-            increasing order of the iterations.
+        losses: Losses in any unit. Numbers are the losses of the iterations `start`, `start` + 1 and so on. Pairs
+            (iteration, loss) must have increasing iterations.
         forms: Names of forms, such as "exp3", or `LossForm` objects.
-        start: Iteration of the first loss. Must be 0 with pairs.
-        choose: How to choose the form. "tail" fits each form to all losses but the last fifth, chooses the form that
-            predicts the last fifth best, and fits it again to all losses. It also tries the constant form "last1".
-            "mse" chooses the form with the least mean squared error over all losses, as in the paper.
+        start: Iteration of the first loss. Must be 0 if the losses are pairs.
+        choose: Method of choosing the form. "tail" fits each form to the losses without the last fifth, chooses the
+            form that predicts the last fifth best, and fits this form again to all losses. It also tries the constant
+            form "last1". "mse" chooses the form with the least mean squared error over all losses, as Viper does.
 
     Raises:
         ValueError: if there are no losses, fewer than half of them are finite, the iterations do not increase, a form
-            or `choose` is unknown, or no form fits (with "mse").
+            or `choose` is unknown, or, with "mse", no form fits.
 
     >>> losses = [3 * 0.9**i + 1 for i in range(30)]
     >>> fit_loss_curve(losses, choose="mse").form, fit_loss_curve([1.0]).form, fit_loss_curve([0.7] * 30).form

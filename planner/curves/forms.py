@@ -23,7 +23,7 @@ Bounds = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """A form of loss curves: a formula with parameters, and the starting points and bounds for fitting them.
+    """A form of loss curves: a formula with parameters, and the starting points and bounds of their fit.
 
     >>> def log2(x, a, b):
     ...     return a - b * np.log(x)
@@ -34,17 +34,17 @@ class LossForm:
     """
 
     name: str
-    """Name of the form, unique among the forms of a fit."""
+    """Name of the form. Forms that are compared with each other have different names."""
     parameters: tuple[str, ...]
-    """Names of the parameters, in the order of the arguments of `function`."""
+    """Names of the parameters, in the order in which `function` takes them after x."""
     function: Callable[..., Array]
-    """The formula. Called with x and the parameters; returns the losses, element by element, as float64."""
+    """The formula: a function of the array x and the parameters. It returns the loss for each element as float64."""
     guesses: Callable[[Array, Array], ArrayLike]
-    """Function from x and the losses to starting points of the fit, an array of shape (guesses, parameters)."""
+    """Function of x and the losses that returns starting points of the fit, of shape (guesses, parameters)."""
     bounds: Callable[[Array, Array], Bounds]
-    """Function from x and the losses to the lower and the upper bounds of the parameters. Infinity means no bound."""
+    """Function of x and the losses that returns lower and upper bounds of the parameters. Infinity means no bound."""
     positive: frozenset[str] = frozenset()
-    """Names of the positive parameters. Their logarithms are fitted, so their order of magnitude need not be known."""
+    """Names of the parameters that are always positive. The fit searches for the logarithms of these parameters."""
     first: int = 0
     """Value of x at the first fitted iteration."""
 

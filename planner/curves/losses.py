@@ -28,7 +28,7 @@ class UpdateCosts:
     """The durations of training, updates and inference, in seconds.
 
     Raises:
-        ValueError: if a duration is not finite, is negative, or is zero and must not be.
+        ValueError: if a duration is negative or not finite, or if `iteration_s` or `inference_s` is zero.
 
     >>> UpdateCosts(iteration_s=0.1, stall_s=0.02, delivery_s=0.5, inference_s=0.005).stall_s
     0.02
@@ -60,16 +60,17 @@ def cumulative_inference_loss(
     inferences: float,
     floor: bool = False,
 ) -> float:
-    """Return the sum of the losses of all inferences under a schedule (Viper, equation 2 and Algorithm 1).
+    """Return the predicted sum of the losses of all inferences for a schedule (Viper, equation 2 and Algorithm 1).
 
     Args:
         iterations: Iterations after which a checkpoint is taken, increasing and above `start`. A checkpoint that would
             arrive after the last inference has no effect.
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
-        start: Iteration whose version is in use until the first checkpoint arrives.
-        inferences: Number of inferences from then on, one after the other.
-        floor: Whether to count whole inferences per version, as Algorithm 1 does. By default, fractions count.
+        start: Iteration of the version that is in use until the first checkpoint arrives.
+        inferences: Number of inferences, including those with the version of `start`. They run one after the other.
+        floor: Whether to round down the number of inferences with each version except the last, as Algorithm 1 does.
+            By default, these numbers can be fractions.
 
     Raises:
         ValueError: if the iterations are not increasing or not above `start`, the number of inferences is negative or

@@ -21,7 +21,7 @@ from .losses import Curve, Floats, UpdateCosts, arrivals, checked_inferences, in
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule: the iterations at which to take checkpoints.
+    """A schedule of checkpoints: the iterations after which they are taken.
 
     >>> Schedule((60, 70, 80), interval=10, predicted_loss=512.0).iterations
     (60, 70, 80)
@@ -30,7 +30,7 @@ class Schedule:
     iterations: tuple[int, ...]
     """Iterations after which a checkpoint is taken, in increasing order."""
     interval: int | None
-    """Number of iterations between checkpoints, or None if it varies."""
+    """Number of iterations between checkpoints. None if the schedule has no fixed interval."""
     predicted_loss: float
     """Predicted sum of the losses of all inferences, in the unit of the loss curve."""
 

@@ -41,20 +41,20 @@ def optimal_schedule(
     price: float = 0.0,
     most: int | None = None,
 ) -> Schedule:
-    """Return the schedule with the least predicted cumulative inference loss.
+    """Return the schedule with the least predicted sum of the losses of all inferences.
 
     Args:
         curve: Function from an iteration to its loss. The loss may rise and fall.
         costs: Durations of training, updates and inference.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
-        price: Cost of a checkpoint in addition to its stall, in units of cumulative loss.
-        most: Maximum number of checkpoints. If the best schedule has more, the result is the best schedule for the
-            lowest price at which it has not. None means no limit.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
+        price: Cost of a checkpoint in addition to its stall, in units of the predicted sum of losses.
+        most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the price
+            is raised until the best schedule has at most `most` checkpoints.
 
     Returns:
-        The schedule. Its `predicted_loss` does not include the price.
+        The schedule. Its `predicted_loss` does not include the price of the checkpoints.
 
     Raises:
         ValueError: if the price is negative or not finite, `most` is negative, `stop` is not after `start`,
@@ -76,21 +76,22 @@ def optimal_schedule(
 
 
 def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> list[Schedule]:
-    """Return the Pareto front between few checkpoints and a low predicted loss.
+    """Return the schedules with the best trade-offs between few checkpoints and a low predicted loss (Pareto front).
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
 
     Returns:
-        At most a few dozen schedules, ordered from zero checkpoints to the optimal number. Each has more checkpoints
-        and a lower predicted loss than the schedule before it, and is the best with its number of checkpoints.
+        At most a few dozen schedules, ordered by their number of checkpoints, from zero to the optimal number. Each
+        schedule has a lower predicted loss than the previous schedule. No schedule with the same number of checkpoints
+        has a lower predicted loss.
 
     Raises:
-        ValueError: As in `optimal_schedule`.
+        ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> [len(s.iterations) for s in schedule_front(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60)]

@@ -17,7 +17,7 @@ METHODS = ("optimal", "closed_form", "fixed", "greedy", "epoch")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of an update plan for one training.
+    """The options of the update plan for one training run.
 
     Raises:
         ValueError: if a value is out of range.
@@ -30,21 +30,21 @@ class PlanRequest:
     """
 
     method: str = "optimal"
-    """How to schedule updates: "optimal", "closed_form", "fixed", "greedy" or "epoch"."""
+    """Method that schedules the updates: "optimal", "closed_form", "fixed", "greedy" or "epoch"."""
     warmup: int = 50
     """Number of iterations before the first version is published."""
     stop: int | None = None
-    """Last iteration of the training. None means unknown."""
+    """Last iteration of the training run. None means unknown."""
     inferences: float | None = None
-    """Total number of inferences from the first version on. None means as many as run during the training."""
+    """Total number of inferences with published versions. None means the inferences that run during the training."""
     epoch: int | None = None
     """Number of iterations per epoch, for method "epoch"."""
     price: float = 0.0
-    """Cost of a checkpoint in addition to its stall, in units of cumulative loss, for method "optimal"."""
+    """Cost of a checkpoint in addition to its stall, in units of the predicted loss, for method "optimal"."""
     slowdown: float | None = 0.02
-    """Largest share of the training's time that checkpoints may use, for method "optimal". None means no limit."""
+    """Upper limit of the share of the training time that checkpoints use, for method "optimal". None means no limit."""
     forms: tuple[str | LossForm, ...] = tuple(FORMS)
-    """Forms of loss curves to choose from: names or `LossForm` objects."""
+    """Forms of loss curves to fit: names or `LossForm` objects."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -32,17 +32,19 @@ NO_STALL = 1e-12
 
 
 def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return the best schedule with a fixed interval (Viper, Algorithm 2, with fractional numbers of inferences).
+    """Return the best schedule with a fixed interval between checkpoints (Viper, Algorithm 2).
+
+    Unlike in Viper, the number of inferences with a version can be a fraction.
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
 
     Returns:
-        The schedule. It has no checkpoints if no interval is better than that.
+        The schedule. It has no checkpoints if no interval lowers the predicted loss.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
@@ -72,19 +74,20 @@ def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 def greedy_schedule(
     curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, threshold: float
 ) -> Schedule:
-    """Return a schedule with a checkpoint each time the loss has fallen by a threshold (Viper, Algorithm 3).
+    """Return a schedule with a checkpoint each time the loss has fallen by more than a threshold (Viper, Algorithm 3).
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference, for the predicted loss.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
-        threshold: A checkpoint is taken if the loss has fallen by more than this since the last checkpoint. See
-            `greedy_threshold`.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
+        threshold: Decrease of the loss since the last checkpoint above which a new checkpoint is taken. Use
+            `greedy_threshold` for Viper's value.
 
     Raises:
-        ValueError: if the threshold is negative or not finite, or as in `fixed_schedule`.
+        ValueError: if the threshold is negative or not finite, `stop` is not after `start`, `inferences` is negative
+            or not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
     >>> greedy_schedule(lambda i: 0.8**i, costs, 0, 20, 60, threshold=0.2).iterations
@@ -104,12 +107,12 @@ def greedy_schedule(
 
 
 def greedy_threshold(losses: Sequence[float]) -> float:
-    """Return the threshold of Viper for `greedy_schedule`.
+    """Return the threshold for `greedy_schedule`, as Viper defines it.
 
-    It is the mean plus the standard deviation of the absolute differences between consecutive losses of the warm-up.
+    The threshold is the mean plus the standard deviation of the absolute differences between consecutive losses.
 
     Args:
-        losses: Losses of consecutive iterations, at least two.
+        losses: Losses of consecutive iterations of the warm-up, at least two.
 
     Raises:
         ValueError: if there are fewer than two losses, or a loss is not finite.
@@ -128,18 +131,19 @@ def greedy_threshold(losses: Sequence[float]) -> float:
 
 
 def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, epoch: int) -> Schedule:
-    """Return a schedule with a checkpoint at the end of every epoch, the baseline in Viper.
+    """Return a schedule with a checkpoint at the end of every epoch. This is the baseline in Viper.
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference, for the predicted loss.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
-        epoch: Number of iterations per epoch. Epochs end at its multiples.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
+        epoch: Number of iterations per epoch. An epoch ends at each multiple of this number.
 
     Raises:
-        ValueError: if `epoch` is less than 1, or as in `fixed_schedule`.
+        ValueError: if `epoch` is less than 1, `stop` is not after `start`, `inferences` is negative or not finite, or a
+            loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
     >>> epoch_schedule(lambda i: 0.8**i, costs, start=10, stop=30, inferences=60, epoch=8).iterations
@@ -152,24 +156,24 @@ def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
 
 def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return a schedule from a closed formula. It is fast, and near the optimum on smooth curves.
+    """Return a schedule computed by a closed formula, which is fast and nearly optimal on smooth curves.
 
     Around iteration x, checkpoints are `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations apart. In the formula, `l`
     is the curve, `t` the duration of an iteration, `t_p` the stall, and `e` the last iteration whose checkpoint can
-    arrive in time. Like the intervals of Young and Daly, the formula balances two costs: a long interval leaves an old
-    version in use, and each stall delays all later improvements. The inverse of the formula is summed over the
-    iterations, and a checkpoint is taken each time that the sum has grown by one. `optimal_schedule` is exact on all
-    curves.
+    arrive before the last inference. Like the intervals of Young and Daly, the formula balances two costs: a long
+    interval leaves an old version in use, and each stall delays all later improvements. The inverse of the formula is
+    summed over the iterations, and a checkpoint is taken each time that the sum has grown by one. `optimal_schedule`
+    returns the exact optimum for every curve.
 
     Args:
-        curve: Function from an iteration to its loss. Where the loss rises, its lowest value so far is used.
+        curve: Function from an iteration to its loss. Where the loss rises, the lowest earlier loss is used.
         costs: Durations of training, updates and inference.
-        start: Iteration whose version is in use at first.
-        stop: Last iteration that may get a checkpoint.
-        inferences: Number of inferences from then on.
+        start: Iteration of the version that is in use at the beginning.
+        stop: Last iteration after which a checkpoint can be taken.
+        inferences: Number of inferences, including those with the version of `start`.
 
     Raises:
-        ValueError: As in `fixed_schedule`.
+        ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
     >>> closed_form_schedule(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60).iterations

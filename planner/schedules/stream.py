@@ -97,7 +97,7 @@ class _Served:
 
 
 class Stream:
-    """The update plan of one running training, with the measurements that it is made from.
+    """The update plan of a training run, and the measurements on which the plan is based.
 
     >>> stream = Stream(PlanRequest(warmup=20, stop=200))
     >>> stream.observe(0, [2 * 0.97**i + 0.1 for i in range(20)])
@@ -130,7 +130,7 @@ class Stream:
         self._served: int | None = None
 
     def observe(self, first_iteration: int, losses: Sequence[float]) -> None:
-        """Add the losses of consecutive iterations. Losses of iterations that are already known are ignored.
+        """Record the losses of consecutive iterations. Losses of iterations that are already recorded are ignored.
 
         Args:
             first_iteration: Iteration of the first loss, at least 0.
@@ -153,39 +153,39 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Record that the version of an iteration was published. The training may also publish without a plan."""
+        """Record that the version of an iteration was published, even if the plan did not contain the iteration."""
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:
-        """Record the duration of an iteration without checkpoint stalls. It must be above 0."""
+        """Record the duration of a training iteration without checkpoint stalls. The duration must be above 0."""
         self._note("iteration", seconds)
 
     def stalled(self, seconds: float) -> None:
-        """Record the time for which a checkpoint stopped the training. It must be at least 0."""
+        """Record the time for which a checkpoint stopped the training. The time must be at least 0."""
         self._note("stall", seconds)
         self._spent_s += seconds
 
     def delivered(self, seconds: float, nbytes: int, transport: str) -> None:
-        """Record the duration of a delivery, from the end of the stall until consumers use the version.
+        """Record the duration of a delivery: the time from the end of the stall until consumers use the version.
 
         Args:
-            seconds: Duration, at least 0.
+            seconds: Duration in seconds, at least 0.
             nbytes: Number of bytes transferred, at least 0.
-            transport: Name of the transport, for `transports`.
+            transport: Name of the transport that was used.
         """
         self.transports.measured(transport, nbytes, seconds)
         self._note("delivery", seconds)
 
     def answered(self, seconds_per_inference: float) -> None:
-        """Record the duration of an inference. It must be above 0."""
+        """Record the duration of an inference. The duration must be above 0."""
         self._note("inference", seconds_per_inference)
 
     @property
     def costs(self) -> UpdateCosts | None:
-        """The median of the last 16 measurements of each duration.
+        """The durations of training, updates and inference: for each, the median of its last 16 measurements.
 
-        None until an iteration and a stall were measured. A delivery that was never measured is assumed to take as long
-        as a stall, and an inference that was never measured as long as an iteration.
+        None until an iteration and a stall were measured. If no delivery was measured, its duration is assumed to be
+        that of a stall. If no inference was measured, its duration is assumed to be that of an iteration.
         """
         took = {name: median(seconds) for name, seconds in self._took.items() if seconds}
         if "iteration" not in took or "stall" not in took:
@@ -194,10 +194,10 @@ class Stream:
         return UpdateCosts(iteration, stall, took.get("delivery", stall), took.get("inference", iteration))
 
     def wants_plan(self, now: int) -> bool:
-        """Return whether `plan` should be called again.
+        """Return whether a new plan is needed, so that the caller should call `plan`.
 
-        This is the case after the warm-up, after enough new losses, at the end of the plan, and if the durations or the
-        losses no longer agree with the plan.
+        A new plan is needed after the warm-up, after enough new losses, at the end of the current plan, and if the
+        durations or the losses no longer agree with the current plan.
 
         Args:
             now: The last finished iteration.
@@ -222,15 +222,16 @@ class Stream:
         )
 
     def plan(self, now: int) -> Schedule:
-        """Fit the curve to the losses so far, and return a schedule for the iterations after `now`.
+        """Fit the loss curve to the recorded losses, and return a schedule for the iterations after `now`.
 
-        Until the durations are measured, the schedule contains only the first version, and its predicted loss is NaN.
+        Until the durations are measured, the schedule contains at most one checkpoint, for the first version, and its
+        predicted loss is NaN.
 
         Args:
             now: The last finished iteration.
 
         Raises:
-            ValueError: if no losses were observed.
+            ValueError: if no losses were recorded.
         """
         if not self._losses:
             raise ValueError(f"plan at iteration {now}: expected observed losses; found none")

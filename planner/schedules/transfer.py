@@ -71,7 +71,7 @@ class _Transport:
 
 
 class TransferSelector:
-    """A selector that chooses the transport with the shortest predicted time, from measured transfers.
+    """A selector of the transport with the shortest predicted transfer time. Predictions use measured transfers.
 
     >>> selector = TransferSelector()
     >>> selector.measured("socket", nbytes=1_000_000, seconds=0.002)
@@ -90,12 +90,12 @@ class TransferSelector:
         self._choices = 0
 
     def measured(self, transport: str, nbytes: int, seconds: float) -> None:
-        """Record a successful transfer.
+        """Record the duration of a successful transfer.
 
         Args:
             transport: Name of the transport.
             nbytes: Number of bytes transferred, at least 0.
-            seconds: Duration, at least 0. Durations below a nanosecond count as a nanosecond.
+            seconds: Duration in seconds, at least 0. Durations below a nanosecond count as a nanosecond.
 
         Raises:
             ValueError: if the number of bytes is negative, or the duration is negative or not finite.
@@ -112,7 +112,8 @@ class TransferSelector:
     def failed(self, transport: str) -> None:
         """Record a failed transfer, and avoid the transport for the next 8 choices.
 
-        The number of choices doubles with each further failure in a row, up to 512. A success ends this.
+        The number of choices doubles with each further failure in a row, up to 512. After a successful transfer, the
+        transport is no longer avoided.
 
         Args:
             transport: Name of the transport.
@@ -122,7 +123,7 @@ class TransferSelector:
         known.failures += 1
 
     def speed(self, transport: str) -> TransportSpeed:
-        """Return the estimated speed of a transport, or a default for a transport that was never measured."""
+        """Return the estimated speed of a transport, or a default speed if the transport was never measured."""
         known = self._transports.get(transport)
         if known is None:
             return PRIOR
@@ -144,7 +145,9 @@ class TransferSelector:
         return self.speed(transport).seconds(nbytes)
 
     def choose(self, transports: Sequence[str], nbytes: int) -> str:
-        """Return the transport with the shortest predicted time, or the first of several equal ones.
+        """Return the transport with the shortest predicted time, and avoid transports that failed recently.
+
+        If several transports have the same predicted time, the first is returned.
 
         Args:
             transports: Names of the available transports, in order of preference.

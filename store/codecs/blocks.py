@@ -35,9 +35,9 @@ WORTH_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded tensor: the payload and all facts needed to decode it.
+    """An encoded tensor: its encoded bytes, and the information needed to decode them.
 
-    If `codec` names a delta, decoding also needs the tensor that was the base.
+    If `codec` contains a delta stage, decoding also needs the base: the same tensor of the parent version.
 
     >>> from tensorvine.store.codecs.compress import Zstd
     >>> encoded = Zstd().encode(np.zeros((1000, 10), np.float32))
@@ -46,19 +46,19 @@ class Encoded:
     """
 
     codec: str
-    """Spec of the stages that were applied. An empty string means plain bytes."""
+    """Spec of the stages that encoded the tensor, such as "shuffle|zstd(3)". An empty string means plain bytes."""
     dtype: str
     """Name of the tensor's dtype, such as "float32" or "bfloat16"."""
     shape: tuple[int, ...]
     """Lengths of the tensor's axes."""
     data: Bytes
-    """The payload. If no stage was applied, it may be a view of the encoded tensor."""
+    """The encoded bytes. If no stage encoded the tensor, `data` can be a view of the tensor's memory."""
     error: float = 0.0
-    """Largest absolute difference between an element and its decoded value. 0 if lossless."""
+    """Largest absolute difference between an element of the tensor and its decoded value. 0 for lossless encoding."""
 
     @property
     def nbytes(self) -> int:
-        """Length of the payload in bytes."""
+        """Number of encoded bytes: the length of `data`."""
         return len(self.data)
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ class Blocks:
 
 
 class Packer(ABC):
-    """Interface of a stage that processes only bytes."""
+    """Interface of a codec stage whose input and output are bytes."""
 
     __slots__ = ()
     shrinks: ClassVar[bool] = False
-    """Whether the stage changes the number of bytes. It is left out if it saves none."""
+    """Whether the stage is a compressor. If compression saves no bytes, all byte stages are left out."""
     expansion: ClassVar[int] = 1
     """Largest number of bytes that one encoded byte can decode to."""
 
@@ -96,11 +96,11 @@ class Packer(ABC):
 
         Args:
             parts: The encoded bytes, cut at any positions.
-            itemsize: Bytes per element, the same as in `pack`.
-            where: Description of the tensor for error messages.
+            itemsize: Bytes per element. Must be equal to the `itemsize` of the blocks that `pack` encoded.
+            where: Description of the tensor, for error messages.
 
         Raises:
-            CorruptDataError: if the bytes are not an output of `pack`.
+            CorruptDataError: if the bytes were not encoded by `pack`.
         """
 
 

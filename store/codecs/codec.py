@@ -44,7 +44,7 @@ _STAGES: dict[str, type[Stage]] = {}
 
 
 class Codec(ABC):
-    """A chain of one or more stages that encodes and decodes tensors.
+    """A codec: a chain of stages that encodes and decodes tensors.
 
     >>> import numpy as np
     >>> from tensorvine.store.codecs.compress import Zstd
@@ -62,21 +62,21 @@ class Codec(ABC):
     @property
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """The stages, in encoding order."""
+        """The stages of the codec, in the order in which they encode."""
 
     @property
     def spec(self) -> str:
-        """The codec as text, such as "shuffle|zstd(3)". `codec=` parameters accept it."""
+        """The codec as text, such as "shuffle|zstd(3)". Parameters named `codec` accept this text."""
         return "|".join(stage.text for stage in self.stages)
 
     @property
     def lossless(self) -> bool:
-        """Whether every tensor decodes to the same bits."""
+        """Whether every decoded tensor has the same bits as the original tensor."""
         return all(stage.exact for stage in self.stages)
 
     @property
     def needs_base(self) -> bool:
-        """Whether a tensor may be stored as its difference from a tensor of an earlier version."""
+        """Whether the codec can store a tensor as its difference from the same tensor of the parent version."""
         return any(stage.relative for stage in self.stages)
 
     def __or__(self, other: Codec) -> Codec:
@@ -93,7 +93,7 @@ class Codec(ABC):
 
         Args:
             array: Tensor of any framework, dtype and shape. It need not be contiguous.
-            base: The same tensor of the parent version, with the same dtype and shape. Only `Delta` uses it.
+            base: The same tensor of the parent version, with the same dtype and shape, or None. Only `Delta` uses it.
 
         Raises:
             CodecError: if `base` has another dtype or shape.
@@ -104,14 +104,14 @@ class Codec(ABC):
         return encode_plain(array, tail) if head is None else head.encode_head(array, base, tail)
 
     def decode(self, encoded: Encoded, base: object = None) -> Array:
-        """Decode a tensor of this codec into a new array.
+        """Decode a tensor that this codec encoded, and return it as a new array.
 
         Args:
             encoded: Result of `encode`.
-            base: The base that was passed to `encode`. Required if `encoded.codec` names a delta.
+            base: The `base` that was passed to `encode`. Required if `encoded.codec` contains a delta stage.
 
         Raises:
-            CodecError: if another codec encoded the tensor, or the base is missing or has another dtype or shape.
+            CodecError: if another codec encoded the tensor, or if `base` is missing or has another dtype or shape.
             CodecUnavailableError: if the package of a stage is not installed.
             CorruptDataError: if the payload is damaged.
         """
@@ -123,15 +123,18 @@ class Codec(ABC):
 
 
 class Stage(Codec):
-    """One step of a codec. A single stage is also a codec. Stages are dataclasses; a spec lists their fields."""
+    """One step of a codec. A single stage is also a codec.
+
+    Each stage is a dataclass. In the spec of a codec, the values of its fields follow its name, as in "zstd(3)".
+    """
 
     __slots__ = ()
     name: ClassVar[str]
-    """Name of the stage in a spec."""
+    """Name of the stage in the spec of a codec, such as "zstd"."""
     exact: ClassVar[bool] = True
     """Whether the stage is lossless."""
     relative: ClassVar[bool] = False
-    """Whether the stage uses the tensor of the parent version."""
+    """Whether the stage can use a base: the same tensor of the parent version."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -139,18 +142,18 @@ class Stage(Codec):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """A tuple of this stage alone."""
+        """A tuple that contains only this stage."""
         return (self,)
 
     @property
     def text(self) -> str:
-        """The stage as it is written in a spec, such as "zstd(3)"."""
+        """The text of the stage in the spec of a codec, such as "zstd(3)"."""
         values = ",".join(str(getattr(self, field.name)) for field in fields(cast(Any, self)))
         return f"{self.name}({values})" if values else self.name
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Self:
-        """Create the stage from the arguments in a spec.
+        """Create the stage from its arguments in the spec of a codec, such as `["3"]` for "zstd(3)".
 
         Raises:
             CodecError: if there are too many arguments, or an argument is not valid for the stage.
@@ -162,25 +165,25 @@ class Stage(Codec):
 
 
 class ByteStage(Stage, Packer):
-    """A stage that processes only bytes."""
+    """A codec stage whose input and output are bytes."""
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether the stage leaves bytes uncompressed if no byte value is more frequent than `EVEN_SHARE`."""
+    """Whether the stage leaves bytes uncompressed if no byte value has a share of more than `EVEN_SHARE`."""
 
 
 class HeadStage(Stage):
-    """A stage that processes the tensor itself, and therefore must be the first."""
+    """A codec stage that encodes the tensor itself, and therefore must be the first stage of a codec."""
 
     __slots__ = ()
 
     @abstractmethod
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode a tensor, and encode the result with the byte stages in `tail`."""
+        """Encode a tensor with this stage, and then encode the resulting bytes with the byte stages in `tail`."""
 
     @abstractmethod
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Decode the result of `encode_head`."""
+        """Decode a tensor that `encode_head` encoded with the byte stages in `tail`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

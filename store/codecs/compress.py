@@ -42,8 +42,8 @@ class Zstd(ByteStage):
     """Zstandard compression (RFC 8878). Requires the package `zstandard`.
 
     Levels 1 to 3 are tuned for weights: they match only repeats of 7 bytes or more, in a hash table of 2^(5 + level)
-    entries. Weights have few repeats, and a reference to a short one takes more space than its bytes. So this is faster
-    and compresses weights better than Zstandard's defaults, which the levels from 4 use.
+    entries. Weights contain few repeats, and a reference to a short repeat takes more space than the repeated bytes. So
+    this tuning is faster and compresses weights better than Zstandard's defaults. Levels 4 and above use the defaults.
 
     Args:
         level: Compression level, 1 (fastest) to 22 (smallest).
@@ -121,7 +121,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Gzip(ByteStage):
-    """Gzip compression, which Check-QZP uses (section 3.1).
+    """Gzip compression, the method of the paper Check-QZP (section 3.1).
 
     Args:
         level: Compression level, 1 (fastest) to 9 (smallest).

@@ -54,7 +54,8 @@ _TRAILER = 9
 class Delta(HeadStage):
     """A delta codec: stores a tensor as its bitwise difference from the same tensor of the parent version.
 
-    Without a base, or if the difference is not smaller, the tensor itself is encoded.
+    If there is no tensor of the parent version (`base`), or if the difference is not smaller, the tensor itself is
+    encoded.
 
     >>> old = np.arange(10_000, dtype=np.float32)
     >>> new = old.copy()
@@ -70,7 +71,7 @@ class Delta(HeadStage):
     relative = True
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode the difference from `base`, or the tensor itself if that is shorter."""
+        """Encode the difference of a tensor from `base`, or the tensor itself if the difference is not smaller."""
         if base is None:
             return encode_plain(array, tail)
         tensor = as_numpy(array, "tensor to encode")

@@ -66,11 +66,11 @@ class Quantize(HeadStage):
 
     Args:
         bits: Bits per code: 2 to 8, or 16.
-        per: Elements that share one minimum and one scale. "tensor" means all, "channel" means those with the same
-            index of the last axis, and a number means blocks of that many consecutive elements.
+        per: Group of elements that share one minimum and one scale. "tensor" means all elements. "channel" means the
+            elements with the same index on the last axis. A number means blocks of this number of consecutive elements.
 
     Raises:
-        CodecError: if an argument has another value.
+        CodecError: if `bits` or `per` has another value.
 
     >>> tensor = np.linspace(-1, 1, 1000, dtype=np.float32)
     >>> encoded = Quantize(8).encode(tensor)
@@ -98,12 +98,12 @@ class Quantize(HeadStage):
 
     @property
     def levels(self) -> int:
-        """The highest code."""
+        """The highest code, which is the number of quantisation steps from the minimum to the maximum."""
         return (1 << self.bits) - 1
 
     @property
     def code_dtype(self) -> np.dtype[np.generic]:
-        """Dtype of a code before packing."""
+        """Dtype of the codes before they are packed into `bits` bits each."""
         return np.dtype("<u2" if self.bits == 16 else "u1")
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:

@@ -23,7 +23,7 @@ from .codec import ByteStage
 class Shuffle(ByteStage):
     """A lossless stage that groups the first bytes of all elements, then the second bytes, and so on.
 
-    Weights compress better in this order. The elements are those of the tensor, or the codes of `Quantize`. Elements
+    Weights compress better in this order. An element is a number in the tensor or, after `Quantize`, a code. Elements
     of one byte are not changed.
 
     >>> encoded = Shuffle().encode(np.array([0x0102, 0x0304], np.uint16))
@@ -44,7 +44,7 @@ class Shuffle(ByteStage):
         return Blocks(planes, size, blocks.nbytes)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
-        """Restore the order of the bytes."""
+        """Restore the original order of bytes that `pack` regrouped."""
         if itemsize == 1:
             return iter(parts)
         return (from_planes(block, itemsize) for block in recut(parts, BLOCK_ITEMS * itemsize))

@@ -46,13 +46,13 @@ class Layer:
     """
 
     name: str
-    """Name of the layer, unique within its graph. Fingerprints do not depend on it."""
+    """Name of the layer, unique within its graph. The fingerprint of the layer does not depend on its name."""
     config: Mapping[str, Any]
     """The operation and its settings as JSON values, without the layer's name and its trainable flag."""
     inputs: tuple[str, ...] = ()
     """Names of the layers whose outputs are the inputs of this layer, in order. Empty for an input of the model."""
     tensors: tuple[str, ...] = ()
-    """Names of the layer's tensors, in the order of the framework."""
+    """Names of the layer's tensors, in the order that the framework uses."""
 
     def __init__(
         self, name: str, config: Mapping[str, object], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
@@ -73,7 +73,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ModelGraph:
-    """An immutable architecture: a directed acyclic graph of leaf layers.
+    """The architecture of a model: an immutable, directed acyclic graph of leaf layers.
 
     Args:
         layers: The layers, in any order.
@@ -93,7 +93,7 @@ class ModelGraph:
     """
 
     layers: tuple[Layer, ...] = field(default=())
-    """The layers in topological order: each layer follows all its inputs."""
+    """The layers in topological order: the inputs of each layer precede the layer."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         object.__setattr__(self, "layers", _topological(tuple(layers)))
@@ -115,12 +115,12 @@ class ModelGraph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:
-        """The layers, by name."""
+        """The layers of the graph, by name."""
         return MappingProxyType({layer.name: layer for layer in self.layers})
 
     @cached_property
     def fingerprints(self) -> Mapping[str, bytes]:
-        """The 16-byte fingerprint of each layer, by layer name (DStore, Algorithm 1)."""
+        """The 16-byte fingerprint of each layer, by name: a hash of its config and its inputs (DStore, Algorithm 1)."""
         prints: dict[str, bytes] = {}
         for layer in self.layers:
             prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
@@ -133,7 +133,7 @@ class ModelGraph:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The 16-byte fingerprint of the graph. Graphs that differ only in names and order have the same one."""
+        """The 16-byte fingerprint of the graph. Graphs that differ only in names and order have equal fingerprints."""
         return blake2b(b"".join(sorted(self.fingerprints.values())), digest_size=FINGERPRINT_BYTES).digest()
 
     @cached_property
@@ -142,15 +142,20 @@ class ModelGraph:
         return tuple(dict.fromkeys(name for layer in self.layers for name in layer.tensors))
 
     def common_prefix(self, other: ModelGraph) -> dict[str, str]:
-        """Return the longest common prefix of two graphs (EvoStore, Algorithm 1).
+        """Return the longest common prefix of this graph and another graph (EvoStore, Algorithm 1).
+
+        The prefix contains each layer with a match. Two layers match if their configs are equal and their inputs match.
+
+        Args:
+            other: The other graph.
 
         Returns:
-            The matching layer of `other` for each layer of this graph that has one.
+            A mapping from the layers of this graph in the prefix to the matching layers of `other`, by name.
         """
         return common_prefix(self, other)
 
     def to_json(self) -> str:
-        """Return the graph as JSON text for `from_json`."""
+        """Return the graph as JSON text, from which `from_json` creates an equal graph."""
         return self._json
 
     @cached_property
@@ -163,7 +168,7 @@ class ModelGraph:
         """Create a graph from the text that `to_json` returned.
 
         Raises:
-            GraphError: if the text is not JSON of this form, would need too much memory, or contains an invalid graph.
+            GraphError: if `to_json` did not return the text, the graph would need too much memory, or it is invalid.
         """
         try:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))

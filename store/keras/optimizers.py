@@ -39,13 +39,13 @@ def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
 
 
 def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the optimizer state named in `tensors`. Other state keeps its values.
+    """Set state of a model's optimizer. State that is not in `tensors` keeps its values.
 
     The optimizer is built first if necessary. All tensors are checked before the first is written.
 
     Raises:
-        TensorNotFoundError: if the optimizer has no state with one of the names, or the model is not compiled.
-        TensorMismatchError: if a shape or dtype differs.
+        TensorNotFoundError: if the optimizer has no state with one of the names, or if the model is not compiled.
+        TensorMismatchError: if a shape or dtype differs from that of the state.
     """
     for variable, array in checked_optimizer(model, tensors):
         variable.assign(array)
@@ -92,8 +92,8 @@ def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str
         numbered: If true, weights are named as in `weights_of`. If false, they are named as in `weights_in_call_order`.
 
     Returns:
-        For each name, the variable and the name of its weight, or None if the variable is not a slot. Empty if the
-        optimizer is not built.
+        A mapping from names to pairs of a variable and the name of its weight. The name of the weight is None if the
+        variable is not a slot. The mapping is empty if the optimizer is not built.
     """
     optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:

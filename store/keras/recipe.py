@@ -37,7 +37,8 @@ _BY_NAME = ("deserialize", "get", "serialize")
 def recipe_of(model: keras.Model) -> str:
     """Return the recipe of a model: JSON text from which `build` creates the same model with initial weights.
 
-    It has the content of a `.keras` file without the weights: configs, built shapes and the arguments of `compile`.
+    The recipe has the content of a `.keras` file without the weights: configs, built shapes and the arguments of
+    `compile`.
 
     Raises:
         GraphError: if a part of the model has no config.
@@ -53,10 +54,10 @@ def recipe_of(model: keras.Model) -> str:
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
-    """Build the model of a recipe, with the same architecture, names and trainable flags.
+    """Build the model that a recipe describes, with the architecture, names and trainable flags of the original model.
 
-    The weights have their initial values; set them with `assign`. Recipes that contain code (Lambda layers) are
-    rejected unless the process called `keras.config.enable_unsafe_deserialization()`.
+    The weights have initial values. Use `assign` to set them. Recipes that contain code (Lambda layers) are rejected
+    unless the process called `keras.config.enable_unsafe_deserialization()`.
 
     Args:
         recipe: Text from `recipe_of`.
@@ -65,8 +66,8 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, co
         compiled: Whether to compile the model, if the original was compiled.
 
     Raises:
-        GraphError: if the text is not a recipe, a class in it is not available in this process, or it names a function
-            that does not operate on tensors.
+        GraphError: if the text is not a recipe, a class in the recipe is not available in this process, or the recipe
+            names a function that does not operate on tensors.
     """
     expected = "recipe: expected a text from recipe_of with classes that can be imported or are in custom_objects="
     with building(expected, _cause):
@@ -136,7 +137,7 @@ def _cause(exc: BaseException) -> str:
 
 
 def knowing(custom_objects: Mapping[str, object] | None) -> AbstractContextManager[object]:
-    """Return a context manager in which Keras finds these custom objects, by name.
+    """Return a context manager in which Keras finds the classes and functions in `custom_objects`, by name.
 
     Keras also finds the objects of the surrounding `CustomObjectScope`.
     """

@@ -57,10 +57,10 @@ class ModelState:
     # ---- what it is -------------------------------------------------------------------------------------
 
     def graph(self, kept: Iterable[str] | None = None) -> ModelGraph:
-        """Return the graph of the model, including the current names of its layer state.
+        """Return the graph of the model. Its tensors include the current layer state.
 
         Args:
-            kept: Names that include those of the layer state. None means to read the names from the layers.
+            kept: Names of tensors, including those of the layer state. None means to read these names from the layers.
         """
         return self._told.graph(kept)
 
@@ -74,11 +74,11 @@ class ModelState:
         return Flattened(self._model)
 
     def tensors(self) -> dict[str, Array]:
-        """Return the weights and the layer state as read-only arrays, by name, like `tensors_of`."""
+        """Return the weights and the layer state of the model as read-only arrays, by name, as `tensors_of` does."""
         return snapshot(self.weights) | self.kept()
 
     def kept(self) -> dict[str, Array]:
-        """Return the layer state as read-only arrays, by name.
+        """Return the layer state of the model as read-only arrays, by name.
 
         Raises:
             GraphError: if the state of a layer cannot be read.
@@ -90,14 +90,14 @@ class ModelState:
         return name not in self.weights and any(keeper.part_of(name) for keeper in self._keepers)
 
     def renamed(self, tensors: Mapping[str, Array], graph: ModelGraph) -> dict[str, Array] | None:
-        """Rename the tensors of a version to the names of this model. Returns None if the architectures differ.
+        """Return the tensors of a version under the names of this model, or None if the architectures differ.
 
         Args:
-            tensors: Tensors of the version, without those of its optimizer.
+            tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
 
         Raises:
-            TensorMismatchError: if this model uses a layer twice, and the version has different tensors for the uses.
+            TensorMismatchError: if this model uses a layer twice, but the version has different tensors for both uses.
         """
         mine = self.architecture
         if graph.fingerprint != mine.fingerprint:
@@ -126,18 +126,18 @@ class ModelState:
     # ---- to give it tensors -----------------------------------------------------------------------------
 
     def all_of(self, tensors: Mapping[str, Array], graph: ModelGraph, *, strict: bool = True) -> Mapping[str, Array]:
-        """Return the tensors of a version under the names of this model, and check that none is missing.
+        """Return the tensors of a version under the names of this model, and check that no weight is missing.
 
         Tensors are matched by name, or by architecture if the names differ.
 
         Args:
-            tensors: Tensors of the version, without those of its optimizer.
+            tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
             strict: Whether each weight of the model must be among the tensors.
 
         Raises:
             TensorNotFoundError: if `strict` is true and a weight of the model is missing.
-            TensorMismatchError: if this model uses a layer twice, and the version has different tensors for the uses.
+            TensorMismatchError: if this model uses a layer twice, but the version has different tensors for both uses.
         """
         if not self._are_all(tensors):
             tensors = self.renamed(tensors, graph) or tensors
@@ -158,7 +158,7 @@ class ModelState:
         return known and self.weights.keys() <= tensors.keys()
 
     def checked(self, tensors: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Check that all tensors can be assigned. Returns the weights and the layer state as two mappings.
+        """Check that all tensors can be assigned to the model. Returns the weights and the layer state as two mappings.
 
         Raises:
             TensorNotFoundError: if the model has no tensor with one of the names.
@@ -169,7 +169,7 @@ class ModelState:
         return checked({name: a for name, a in tensors.items() if name not in kept}, self.expected), kept
 
     def assign(self, tensors: Mapping[str, object], more: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
-        """Set the weights and the layer state named in `tensors`. Others keep their values.
+        """Set weights and layer state of the model. Weights and state that are not in `tensors` keep their values.
 
         All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
@@ -178,9 +178,9 @@ class ModelState:
             more: Other variables to set, such as those of an optimizer, with arrays that were already checked.
 
         Raises:
-            TensorNotFoundError: As in `checked`.
-            TensorMismatchError: As in `checked`.
-            CorruptDataError: As in `checked`.
+            TensorNotFoundError: if the model has no tensor with one of the names.
+            TensorMismatchError: if a shape or dtype differs from that of the weight.
+            CorruptDataError: if the path of a layer's file is not inside the assets of the layer.
             GraphError: if a layer rejects its state.
         """
         arrays, kept = self.checked(tensors)
@@ -201,9 +201,13 @@ class ModelState:
         self.restore(kept, arrays.keys(), undo)
 
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
-        """Return a hash of the layer state and of the weights that layers derive state from.
+        """Return a hash of the layer state, and of the weights from which layers derive state.
 
-        Returns empty bytes if there are no such tensors.
+        Returns empty bytes if the model has neither.
+
+        Args:
+            weights: Values of weights, by name.
+            kept: Layer state, by name.
         """
         sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}
         used = {name: array for name, array in weights.items() if id(self.weights[name]) in sources} | dict(kept)
@@ -221,8 +225,8 @@ class ModelState:
         Args:
             kept: Layer state from `checked`.
             assigned: Names of the weights that were assigned.
-            undo: Function that resets these weights. It is called if a layer rejects its state, before the previous
-                state of the other layers is restored.
+            undo: Function that sets the weights to their previous values. It is called if a layer rejects its state,
+                before the previous state of the other layers is restored.
 
         Raises:
             GraphError: if a layer rejects its state.

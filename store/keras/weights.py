@@ -26,10 +26,11 @@ from .vertices import Flattened
 def tensors_of(model: keras.Model) -> dict[str, Array]:
     """Return the weights of a model as read-only arrays, by name, in the order of `model.weights`.
 
-    They are followed by layer state: state that layers keep outside their weights, such as a vocabulary.
+    Layer state follows the weights. It is state that layers keep outside their weights, such as a vocabulary.
 
     On the CPU, weights are not copied, and later training does not change the arrays. If a weight is written while its
-    array exists, TensorFlow gives the weight a new buffer. Only then does its memory double.
+    array exists, TensorFlow allocates a new buffer for the weight. Only in this case, the weight needs twice the
+    memory.
 
     Raises:
         GraphError: if the model has no weights yet because its input shape is unknown, or the state of a layer cannot
@@ -44,7 +45,9 @@ def tensors_of(model: keras.Model) -> dict[str, Array]:
 
 
 def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set the weights and the layer state named in `tensors`. Others keep their values.
+    """Set weights and layer state of a model. Weights and state that are not in `tensors` keep their values.
+
+    Layer state is state that layers keep outside their weights, such as a vocabulary.
 
     All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
@@ -72,16 +75,16 @@ def fill(
 
     Args:
         model: A built model. Its optimizer is built if `optimizer` is not empty.
-        tensors: Tensors of the version, without those of its optimizer.
+        tensors: Tensors of the version, without the optimizer state.
         graph: Graph of the version.
         optimizer: Optimizer state of the version. If empty, the model's optimizer is not changed.
         strict: Whether each weight of the model must be among the tensors.
 
     Raises:
         TensorNotFoundError: if the model or its optimizer has no tensor with one of the names, or a tensor is missing.
-        TensorMismatchError: As in `assign`.
-        GraphError: As in `assign`.
-        CorruptDataError: As in `assign`.
+        TensorMismatchError: if a shape or dtype differs from that of the weight or of the optimizer state.
+        GraphError: if the model has no weights yet because its input shape is unknown, or a layer rejects its state.
+        CorruptDataError: if the path of a layer's file is not inside the folder of the layer.
     """
     state = ModelState(model)
     own = state.all_of(tensors, graph, strict=strict)
@@ -94,15 +97,15 @@ def fill(
 
 
 def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the variables of a model, by the names of their tensors."""
+    """Return the weights of a model as Keras variables, by the names that `tensors_of` uses."""
     names = Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
 
 def weights_in_call_order(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the variables of a model by name, in the order in which a forward pass reads them.
+    """Return the weights of a model as Keras variables, by name, in the order in which a forward pass reads them.
 
-    Layers with an automatic name are numbered within this model ("dense", "dense#2"). The numbers that Keras gave them
-    are ignored, so a function that builds the model twice in a process produces the same names twice.
+    Layers with an automatic name are numbered separately for each model ("dense", "dense#2"). The numbers that Keras
+    assigns are ignored. So if a function builds a model twice in one process, both models have the same names.
     """
     return Flattened(model, configs=False, renamed=True).weights

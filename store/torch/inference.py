@@ -18,14 +18,16 @@ from torch.utils.hooks import RemovableHandle
 
 
 def keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]:
-    """Keep submodules in evaluation mode while the module is trained, such as a BatchNorm with frozen statistics.
+    """Keep submodules with frozen buffers, such as BatchNorm statistics, in evaluation mode during training.
 
     Args:
         module: The module to be trained.
-        frozen: Ids (`id()`) of tensors. A submodule stays in evaluation mode if one of its buffers is among them.
+        frozen: Ids of the frozen tensors, from `id()`. A submodule stays in evaluation mode if one of its buffers is
+            frozen.
 
     Returns:
-        A function to call after the training. It removes the hooks and does not change the `training` flags.
+        A function to call after the training. It removes the hooks that keep submodules in evaluation mode, and does
+        not change `training` flags.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> end = keep_in_inference(norm, {id(norm.running_mean)})

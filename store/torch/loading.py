@@ -46,21 +46,21 @@ _COPYING = frozenset(
 
 
 def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None = None) -> None:
-    """Copy tensors into the parameters and buffers of a module. Others keep their values.
+    """Copy tensors into a module. Parameters and buffers that are not in `tensors` keep their values.
 
-    All tensors are checked before the first is written, so an error leaves the module unchanged. A module with its own
-    loading code (see `loads_itself`) gets its whole state through `load_state_dict`. A module on the device "meta" gets
-    CPU memory for all its tensors.
+    All tensors are checked before the first is written, so an error leaves the module unchanged. If the module has its
+    own loading code (see `loads_itself`), its whole state is set by `load_state_dict`. If the module is on the device
+    "meta", CPU memory is allocated for all its tensors.
 
     Args:
         module: The module, wrapped or not.
         tensors: Tensors by their names in `state_dict()`.
-        state: Current state of the module. None means to read it.
+        state: Current state of the module, if it was already read. None means to read the state.
 
     Raises:
         TensorNotFoundError: if the module has no tensor with one of the names, or a tensor of a module on the device
             "meta" is missing.
-        TensorMismatchError: if a shape or dtype differs, two names of the same memory get different values, or
+        TensorMismatchError: if a shape or dtype differs, two names with shared memory get different values, or
             `load_state_dict` rejects the state.
     """
     state = state if state is not None else State(module)
@@ -98,11 +98,11 @@ def tied(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def check_tied(groups: Iterable[Iterable[str]], arrays: Mapping[str, Array]) -> None:
-    """Check that all names of the same memory have equal values.
+    """Check that all names of tensors that share memory have equal values.
 
     Args:
         groups: Groups of names from `tied`.
-        arrays: Values by name, with the dtypes and shapes of the tensors. Names may be missing.
+        arrays: Values by name, with the dtypes and shapes of the tensors. Names without a value are ignored.
 
     Raises:
         TensorMismatchError: if two values in a group differ.
@@ -126,7 +126,9 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 
 
 def loads_itself(module: nn.Module) -> bool:
-    """Return whether `load_state_dict` runs code of the module's class or hooks. It may derive values from weights.
+    """Return whether `load_state_dict` runs custom code of the module: methods of its class, or hooks.
+
+    Custom code can derive other values from the loaded weights.
 
     >>> loads_itself(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
     False

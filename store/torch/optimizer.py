@@ -42,8 +42,8 @@ def optimizer_tensors_of(
 
     Args:
         module: The module with the parameters, wrapped or not.
-        optimizer: An optimizer of parameters of the module, or None.
-        scheduler: The learning-rate schedule of the optimizer, or None.
+        optimizer: An optimizer of parameters of the module. None means no optimizer.
+        scheduler: The learning-rate schedule of the optimizer. None means no schedule.
 
     Raises:
         TensorMismatchError: if the optimizer has a parameter that is not in the module, or part of the state cannot be
@@ -76,7 +76,7 @@ def optimizer_tensors_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restoring:
-    """Checked state for an optimizer and its learning-rate schedule, returned by `restoring` and set by `apply`."""
+    """State that `restoring` has checked for an optimizer and its learning-rate schedule. `apply` sets it."""
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
@@ -84,10 +84,10 @@ class Restoring:
     _groups: Sequence[Mapping[str, object]]
     """Options of each parameter group."""
     _schedule: dict[str, object]
-    """State of the schedule. Empty if there is no schedule."""
+    """State of the learning-rate schedule. Empty if there is no schedule."""
 
     def apply(self) -> Callable[[], None]:
-        """Set the state of the optimizer and of the schedule.
+        """Set the checked state of the optimizer and of the learning-rate schedule.
 
         Returns:
             A function that restores the previous state.
@@ -165,18 +165,22 @@ def restoring(
     scheduler: Scheduler | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Restoring:
-    """Check that stored state fits an optimizer and its learning-rate schedule. Changes nothing until `apply`.
+    """Check that stored state fits an optimizer and its learning-rate schedule.
+
+    The optimizer and the schedule are not changed. Call `apply` on the result to set the state.
 
     Args:
         module: The module with the parameters.
-        tensors: Arrays from `optimizer_tensors_of`. Others are ignored.
-        optimizer: The optimizer to restore, or None.
-        scheduler: The learning-rate schedule to restore, or None.
-        renamed: Names of parameters in the module, by their stored names. Only names that differ are needed.
+        tensors: Arrays from `optimizer_tensors_of`. Other arrays are ignored.
+        optimizer: The optimizer to restore. None means no optimizer.
+        scheduler: The learning-rate schedule to restore. None means no schedule.
+        renamed: A mapping from stored names of parameters to their names in the module. Only names that differ are
+            needed.
 
     Raises:
         TensorNotFoundError: if the state is not among the arrays, or the module does not have one of the parameters.
-        TensorMismatchError: if the state is that of another class, or the parameter groups differ.
+        TensorMismatchError: if the state belongs to an optimizer or schedule of another class, or the parameter groups
+            differ.
     """
     state: dict[torch.Tensor, dict[str, object]] = {}
     groups: list[Mapping[str, object]] = []

@@ -66,8 +66,7 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
 
     Args:
         module: The module, wrapped or not.
-        architecture: Result of `architecture_of` for the module, if available. It saves computing the architecture
-            again.
+        architecture: Result of `architecture_of` for the module, if it is already available.
 
     Raises:
         GraphError: if a class cannot be imported by its name, or a constructor argument cannot be recovered from the
@@ -212,9 +211,10 @@ class _Writer:
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
-    """Build the module of a recipe on the CPU, with the same flags and dtypes.
+    """Build the module that a recipe describes, on the CPU.
 
-    The weights have the values that the constructors give them; set them with `assign`.
+    Its dtypes and its `training` and `requires_grad` flags are those of the original module. The weights have the
+    values that the constructors set. Use `assign` to set other values.
 
     Args:
         recipe: Text from `recipe_of`.

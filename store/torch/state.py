@@ -40,7 +40,7 @@ class State:
         module: The module, wrapped or not.
 
     Raises:
-        TensorMismatchError: if `state_dict()` raises, or a lazy module was never called and has no shapes yet.
+        TensorMismatchError: if `state_dict()` raises, or a lazy module has no shapes yet because it was never called.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,7 +77,7 @@ class State:
         return {id(tensor) for _, _, tensor in places(self.module)}
 
     def is_own(self, name: str) -> bool:
-        """Return whether a plain tensor is a parameter or buffer of the module itself, not a copy."""
+        """Return whether the plain tensor `name` is a parameter or buffer of the module itself, not a copy."""
         return id(self.tensors[name]) in self._own
 
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -129,7 +129,7 @@ def plain_name(name: str) -> str:
 
 
 def live_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and persistent buffers of a module, by name. They share memory with the module."""
+    """Return the parameters and persistent buffers of a module, by name. The tensors share memory with the module."""
     found = _of_part(module)
     return State(module).tensors if found is None else found
 
@@ -152,12 +152,12 @@ def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
 def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array]:
     """Return the parameters and persistent buffers of a module as read-only arrays, by their names in `state_dict()`.
 
-    On the CPU, plain tensors are not copied: the arrays show later in-place changes, such as a step of the optimizer.
+    On the CPU, plain tensors are not copied, so later in-place changes, such as an optimizer step, change the arrays.
     Other values (extra state, quantised weights) are copied into arrays named `NAME:json`, `NAME:0` and so on.
 
     Args:
         module: The module, wrapped or not.
-        state: Current state of the module. None means to read it.
+        state: Current state of the module, if it was already read. None means to read the state.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored: a sparse, distributed or lazy tensor, a tensor on

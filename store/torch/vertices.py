@@ -49,7 +49,7 @@ _known = KnownGraphs()
 def graph_of(module: nn.Module) -> ModelGraph:
     """Return the graph of a module's leaf modules and of the functions called between them.
 
-    The graph describes inference. The module is not changed, and other threads may use it during the call.
+    The graph describes inference. The module is not changed, and other threads can use it during the call.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
@@ -76,11 +76,11 @@ def architecture_of(module: nn.Module, state: State | None = None) -> Architectu
 
     Args:
         module: The module, wrapped or not.
-        state: Current state of the module. None means to read it.
+        state: Current state of the module, if it was already read. None means to read the state.
 
     Raises:
-        TensorMismatchError: As in `graph_of`.
-        GraphError: As in `graph_of`.
+        TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
+        GraphError: if part of the module was returned by `torch.jit.trace`.
     """
     module = bare(module)
     key = signature(module)

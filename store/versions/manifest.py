@@ -80,14 +80,14 @@ class ModelInfo:
     bytes_total: int
     """Bytes of all tensors of the version, including inherited ones."""
     codec: str | None
-    """Codec of the tensors on disk, such as "shuffle|zstd(3)". It is lossy if it contains `quantize`.
+    """Codec of the tensors on disk, such as "shuffle|zstd(3)". A codec with `quantize` is lossy.
 
-    None means that they are stored without a codec, or are not on disk.
+    None means that the tensors are stored without a codec, or are not on disk.
     """
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
-        """Create the information from an internal manifest header."""
+        """Create a `ModelInfo` from the header of a manifest, the stored description of a version."""
         return cls(
             ref=header.ref,
             parent=header.parent,

@@ -90,7 +90,7 @@ class KeepLast(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the `n` versions with the highest numbers."""
+        """Return the references of the `n` versions with the highest version numbers."""
         return {version.ref for version in _newest_first(versions)[: self.n]}
 
 
@@ -113,14 +113,14 @@ class KeepBest(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the `n` versions with the highest quality."""
+        """Return the references of the `n` versions with the highest quality."""
         known = ((v.quality, v.ref) for v in versions if v.quality is not None and not math.isnan(v.quality))
         return {ref for _, ref in sorted(known, reverse=True)[: self.n]}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Retention):
-    """A policy that keeps every `n`-th version: those whose number is divisible by `n`.
+    """A policy that keeps every `n`-th version: the versions whose number is divisible by `n`.
 
     Args:
         n: Divisor of the version numbers, at least 1.
@@ -135,7 +135,7 @@ class KeepEvery(Retention):
         _check(self, "n", self.n, 1)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the versions whose number is divisible by `n`."""
+        """Return the references of the versions whose version number is divisible by `n`."""
         return {version.ref for version in versions if version.ref.version % self.n == 0}
 
 
@@ -158,7 +158,7 @@ class KeepBytes(Retention):
         _check(self, "nbytes", self.nbytes, 0)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the newest versions, up to the first that exceeds the limit."""
+        """Return the references of the newest versions whose total size is at most `nbytes`, at least the newest."""
         kept: set[ModelRef] = set()
         total = 0
         for version in _newest_first(versions):

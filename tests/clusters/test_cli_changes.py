@@ -164,7 +164,7 @@ class TestUpkeep:
     def test_all_is_on_disk_after_a_flush(self, repo: Repository) -> None:
         repo.save("written", {"w": np.ones(1000)})
         assert on(repo, "flush")[:2] == (0, "Repository changed: all of it is on disk\n")
-        assert repo.stats().shards[0].versions_behind == 0
+        assert repo.stats().shards[0].versions_unwritten == 0
         assert told(repo, "flush") == {"repository": "changed", "on_disk": True}
 
     def test_without_a_path_there_is_nothing_to_flush_to(self, repository: Repository) -> None:

@@ -72,7 +72,7 @@ class TestPulse:
         assert rates == [None, 10.0, 2.0, None, None]  # it began anew, and was silent
 
     def test_memory_in_use_is_what_autoscaling_counts(self) -> None:
-        (beat,) = Shards({0: stats(0, bytes_staged=100, bytes_mirrored=30)}).pulse.look()
+        (beat,) = Shards({0: stats(0, bytes_staged=100, bytes_replicated=30)}).pulse.look()
         assert beat.bytes_used == 64 + 100 + 30
 
     def test_a_silent_shard_hides_none_of_the_others(self) -> None:
@@ -114,7 +114,8 @@ class TestDrawn:
 
     @pytest.mark.parametrize("width", [100, 80])
     def test_it_says_what_each_carries_and_who_waits(self, width: int) -> None:
-        waits = stats(1, 5, waiting_for_memory=2, versions_behind=3, bytes_behind=4_000, capacity=2000, models=1234)
+        unwritten = {"versions_unwritten": 3, "bytes_unwritten": 4_000}
+        waits = stats(1, 5, waiting_for_memory=2, capacity=2000, models=1234, **unwritten)
         busy = stats(0, 90, bytes_saved=700_000_000, bytes_sent=40_000)
         lines = self.text({0: busy, 1: waits}, {0: stats(0, 50, bytes_saved=10**8), 1: stats(1, 5)}, width)
         rows = [

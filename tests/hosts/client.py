@@ -95,7 +95,7 @@ class Operations:
 
     def left(self, repository: str) -> list[str]:
         """Say what each shard holds that it should not without models, savers and readers."""
-        wanted = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_mirrored")
+        wanted = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_replicated")
         shards = self._at(repository).stats().shards
         found = {shard.shard: {n: getattr(shard, n) for n in wanted if getattr(shard, n)} for shard in shards}
         return [f"shard {shard}: {left}" for shard, left in found.items() if left]

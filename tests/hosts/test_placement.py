@@ -50,14 +50,14 @@ def test_bytes_lie_where_they_were_saved_and_copies_elsewhere(at: Hosts, reposit
     names = [f"m{number}" for number in range(8)]
     for host in HOSTS:
         here, there = host - 1, 2 - host
-        memory, mirrored = stats(at, repository, "bytes_memory"), stats(at, repository, "bytes_mirrored")
+        memory, mirrored = stats(at, repository, "bytes_memory"), stats(at, repository, "bytes_replicated")
         for name in names:
             asked = {"repository": repository, "name": f"{name}-{host}", "seed": 1, "durability": "memory"}
             at.client(host).do("save", timeout=WAIT_S, **asked)
         more = [now - before for now, before in zip(stats(at, repository, "bytes_memory"), memory, strict=True)]
         assert more[here] >= len(names) * BLOCKS
         assert more[there] == 0
-        copied = [now - before for now, before in zip(stats(at, repository, "bytes_mirrored"), mirrored, strict=True)]
+        copied = [now - before for now, before in zip(stats(at, repository, "bytes_replicated"), mirrored, strict=True)]
         assert copied[here] == 0
         assert copied[there] >= more[here] if repository == TWICE else copied[there] == 0
     models = stats(at, repository, "models")

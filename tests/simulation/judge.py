@@ -29,7 +29,7 @@ LEFT = (
     "bytes_memory",
     "bytes_allocated",
     "bytes_staged",
-    "bytes_mirrored",
+    "bytes_replicated",
     "bytes_disk",
     "pins",
 )

@@ -251,7 +251,7 @@ class Operator:
         """Wait for the replicas; without replicas there is nothing to wait for."""
         if self._mode.replicas == 1:
             return True
-        return _comes(lambda: not any(shard.mirrors_behind for shard in self._repo.stats().shards), COPIES_S)
+        return _comes(lambda: not any(shard.replicas_missing for shard in self._repo.stats().shards), COPIES_S)
 
 
 def _comes(condition: Callable[[], bool], seconds: float) -> bool:

@@ -470,7 +470,7 @@ def _left(repo: Repository) -> str:
         shards = repo.stats().shards
     except TensorVineError as exc:
         return repr(exc)
-    kinds = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_mirrored")
+    kinds = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_replicated")
     left = {
         f"shard {shard.shard}: {kind}": value for shard in shards for kind in kinds if (value := getattr(shard, kind))
     }

@@ -123,7 +123,7 @@ def nothing_left(repo: Repository) -> bool:
         shards = repo.stats().shards
     except ShardUnavailableError:
         return False
-    return not any(s.tensors or s.bytes_allocated or s.pins or s.bytes_staged or s.bytes_mirrored for s in shards)
+    return not any(s.tensors or s.bytes_allocated or s.pins or s.bytes_staged or s.bytes_replicated for s in shards)
 
 
 def retire_all(repo: Repository) -> None:
@@ -169,10 +169,10 @@ def each_version_is_on_two_nodes(cluster: Cluster) -> None:
         repo.save(name, BIG, graph=GRAPH)
         backup = backup_of(repo, here)
         assert node_of(repo, backup) != node_of(repo, here)
-        kept = stat(repo, backup).bytes_mirrored
+        kept = stat(repo, backup).bytes_replicated
         assert kept == stat(repo, here).bytes_allocated > BIG["b"].nbytes, kept
         repo.save(name, {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
-        assert stat(repo, backup).bytes_mirrored - kept < BIG["b"].nbytes
+        assert stat(repo, backup).bytes_replicated - kept < BIG["b"].nbytes
         retire_all(repo)
 
 
@@ -365,7 +365,7 @@ def an_idle_backup_is_killed(cluster: Cluster) -> None:
         for _ in range(2):
             backup = backup_of(repo, here)
             kill(repo, backup)
-            eventually(lambda: sum(s.bytes_mirrored for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
+            eventually(lambda: sum(s.bytes_replicated for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
         backup_of(repo, here)
         kill(repo, here)
         assert same(repo.load(name), BIG)
@@ -459,10 +459,10 @@ def with_a_path_only_what_waits_is_replicated(cluster: Cluster) -> None:
         name = name_at(repo, here)
         repo.save(name, BIG)
         repo.flush()
-        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "on disk, so not replicated")
+        eventually(lambda: not any(s.bytes_replicated for s in repo.stats().shards), "on disk, so not replicated")
         patch(repo, here, hold_the_disk)
         repo.save(name, {**BIG, "a": BIG["a"] * 2})
-        assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
+        assert sum(s.bytes_replicated for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
         assert same(repo.load(f"{name}@1"), BIG)
         assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
@@ -483,11 +483,11 @@ def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
         eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
         eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
         patch(repo, here, tell_the_replica)
-        assert sum(s.bytes_mirrored for s in repo.stats().shards) >= BIG["a"].nbytes
+        assert sum(s.bytes_replicated for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
         assert same(repo.load(name), BIG)
         repo.flush()
-        eventually(lambda: not any(s.bytes_mirrored for s in repo.stats().shards), "its manifest is on disk")
+        eventually(lambda: not any(s.bytes_replicated for s in repo.stats().shards), "its manifest is on disk")
         assert not repo.verify(), repo.verify()
 
 

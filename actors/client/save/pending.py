@@ -28,13 +28,13 @@ it ran out."""
 class PendingSave:
     """A save that `Repository.save_async` started.
 
-    `staged` waits until the caller may change its tensors, `committed` waits until the version exists. If the client or
+    `staged` waits until the caller can change its tensors, `committed` waits until the version exists. If the client or
     the shard dies before the commit, nothing of the save remains.
 
     Args:
         name: Name of the model.
         deadline: Deadline of the save.
-        abort: Asks the shards to release the memory of the save, without waiting.
+        abort: Function that asks the shards to release the memory of a save, and does not wait for them.
     """
 
     def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
@@ -60,24 +60,25 @@ class PendingSave:
         return f"PendingSave({self._name!r}, {self._saved.ref if self._saved is not None else repr(self._error)})"
 
     def staged(self, timeout: float | None = None) -> None:
-        """Wait until the caller may change its tensors. The version does not exist yet.
+        """Wait until the tensors are copied, so that the caller can change them.
 
-        A timeout or another exception ends only the wait. The save continues.
+        This method does not wait for the commit of the version. A timeout or another exception ends only the wait. The
+        save continues.
 
         Args:
             timeout: Seconds to wait. None means until the save's own timeout.
 
         Raises:
-            OperationTimeoutError: if the tensors are not staged in time.
-            ClosedError: if this is a forked child of the process that saves.
-            TensorVineError: the error of the save, if it failed before it was staged.
+            OperationTimeoutError: if the tensors are not copied in time.
+            ClosedError: if this process is a forked child of the process that started the save.
+            TensorVineError: the error of the save, if the save failed before the tensors were copied.
         """
         self._wait(self._staged, timeout, "staged")
         if self._error is not None and not self._is_staged:
             raise self._error
 
     def committed(self, timeout: float | None = None) -> Saved:
-        """Wait until the version exists. All clients see it from then on.
+        """Wait until the version is committed. From then on, all clients see the version.
 
         A timeout or another exception ends only the wait. The save continues.
 
@@ -85,12 +86,12 @@ class PendingSave:
             timeout: Seconds to wait. None means until the save's own timeout.
 
         Returns:
-            The new version, and the bytes that it wrote and inherited.
+            The new version, and the numbers of bytes written and inherited.
 
         Raises:
             OperationTimeoutError: if the version is not committed in time.
-            ClosedError: if this is a forked child of the process that saves.
-            TensorVineError: the error of the save, if it failed.
+            ClosedError: if this process is a forked child of the process that started the save.
+            TensorVineError: the error of the save, if the save failed.
         """
         self._wait(self._ended, timeout, "committed")
         if self._saved is None:
@@ -126,7 +127,7 @@ class PendingSave:
             self._ended.set()
 
     def mark_staged(self) -> None:
-        """Record that the caller may change its tensors."""
+        """Record that the tensors are copied, so that the caller can change them now."""
         self._is_staged = True
         self._staged.set()
 
@@ -134,7 +135,7 @@ class PendingSave:
         """Check that the save was not canceled.
 
         Raises:
-            OperationTimeoutError: if it was canceled.
+            OperationTimeoutError: if the save was canceled.
         """
         if self._given_up:
             raise OperationTimeoutError(
@@ -142,10 +143,10 @@ class PendingSave:
             )
 
     def commit(self) -> None:
-        """Record that the commit begins. The save cannot be canceled from then on.
+        """Record that the commit begins. From then on, the save cannot be canceled.
 
         Raises:
-            OperationTimeoutError: if it was canceled.
+            OperationTimeoutError: if the save was canceled.
         """
         with self._lock:
             self.check()

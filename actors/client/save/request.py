@@ -41,14 +41,14 @@ Bring = Callable[[Mapping[str, Place], Deadline], None]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The result of a save."""
+    """The result of a save: the new version, and the numbers of bytes written and inherited."""
 
     ref: ModelRef
     """The new version."""
     bytes_written: int
-    """Bytes of the tensors that this version wrote."""
+    """Bytes of the tensors that the save wrote."""
     bytes_inherited: int
-    """Bytes of the tensors that it shares with its ancestors."""
+    """Bytes of the tensors that the new version shares with its ancestors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,7 +91,7 @@ class History:
             index=config.index,
             where=lambda segment: self._state.where(segment),
             archive=self._archive,
-            bytes_behind=disk.bytes_behind if disk.bytes_behind is not None else config.capacity // 2,
+            bytes_unwritten=disk.bytes_unwritten if disk.bytes_unwritten is not None else config.capacity // 2,
             parent_table=self._body_of,
             architecture=self._architecture,
             store=self._store,

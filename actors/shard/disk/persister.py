@@ -85,7 +85,7 @@ class Persister:
         index: the shard's number.
         where: segment -> the shard that holds it.
         archive: the repository's files.
-        bytes_behind: bytes of versions' own tensors that may wait to be written before savers wait.
+        bytes_unwritten: bytes of versions' own tensors that may wait to be written before savers wait.
         parent_table: gives a version's table of tensors, where this shard has it.
         architecture: gives a stored graph's JSON and the framework's recipe.
         store: writes segments of this shard; asks other shards to.
@@ -99,7 +99,7 @@ class Persister:
         where: Callable[[SegmentId], int],
         *,
         archive: Archive,
-        bytes_behind: int,
+        bytes_unwritten: int,
         parent_table: Callable[[ModelRef], bytes | None],
         architecture: Callable[[bytes], tuple[str, str | None]],
         store: Callable[[int, ToStore], Chains],
@@ -113,7 +113,7 @@ class Persister:
         """When the disk began to refuse what comes next."""
         self._index = index
         self._where = where
-        self._most_behind = bytes_behind
+        self._most_behind = bytes_unwritten
         self._parent_table = parent_table
         self._architecture = architecture
         self._store = store

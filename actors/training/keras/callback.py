@@ -37,14 +37,16 @@ from .state import KerasState
 
 
 class FitHooks(keras.callbacks.Callback):
-    """A Keras callback that calls `Hooks` in each step of `model.fit`. Close it after use.
+    """A Keras callback that calls the methods of a `Hooks` object in each step of `model.fit`.
+
+    Close the callback after use.
 
     Args:
         model: A built model, compiled with an optimizer, `jit_compile=False` and `steps_per_execution=1`.
-        steps_done: Number of steps trained before the first fit.
+        steps_done: Number of steps trained before the first `fit` with this callback.
 
     Raises:
-        ValueError: if the model is compiled in another way, does not run on TensorFlow, or uses several devices.
+        ValueError: if the model is compiled with other settings, does not run on TensorFlow, or uses several devices.
         GraphError: if the model has no weights yet because its input shape is unknown.
     """
 
@@ -63,14 +65,15 @@ class FitHooks(keras.callbacks.Callback):
         """Held while a step begins or ends, and while a state is captured between two steps."""
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Set the hooks to call in each step. None removes them."""
+        """Set the hooks that each step calls. None removes the hooks."""
         self._tells.hooks = hooks
 
     def set_model(self, model: keras.Model) -> None:
-        """Prepare for a fit. The first time, Keras must compile the model's train step again.
+        """Prepare the model for `fit`. At the first `fit`, Keras compiles the model's train step again.
 
         Raises:
-            ValueError: if `model` is another model, or was compiled again with XLA or several steps per execution.
+            ValueError: if `model` is not the model of this callback, or was compiled again with XLA or several steps
+                per execution.
         """
         if model is not self._fitted:
             raise ValueError(f"{self._where}: expected the model of this callback; found another one, {model.name!r}")
@@ -117,22 +120,23 @@ class FitHooks(keras.callbacks.Callback):
 class ForkCallback(OutsideRank, FitHooks):
     """A Keras callback that makes a plain `model.fit` forkable.
 
-    During a `with` block, any process of the cluster can find this rank with `find_trainers` and fork it with `fork`.
-    The state includes the model's weights, the optimizer's state and random states, but no metrics and no states of
-    stateful recurrent layers. Steps are batches, counted over all fits with the same callback.
+    Within the `with` block of the callback, any process of the cluster can find this rank with `find_trainers` and fork
+    it with `fork`. The forked state includes the model's weights, the optimizer's state and random states, but no
+    metrics and no states of stateful recurrent layers. Each batch is one step. Steps are counted over all calls of
+    `fit` with the same callback.
 
     Args:
-        run: Name of the run, unique among the running ones.
+        run: Name of the run, unique among all running runs.
         model: A built model on TensorFlow and one device, compiled with an optimizer, `jit_compile=False` and
-            `steps_per_execution=1`. A wrapper around the optimizer may average the gradients over the ranks.
+            `steps_per_execution=1`. A wrapper around the optimizer can average the gradients over the ranks.
         rank: Number of this rank, from 0.
         size: Number of ranks of the run.
-        steps_done: Number of steps trained before the first fit.
+        steps_done: Number of steps trained before the first `fit` with this callback.
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
         ForkError: if another process has registered the same run and rank.
-        ValueError: if the model is not compiled in this way, or `rank` is not below `size`.
+        ValueError: if the model is not compiled with these settings, or `rank` is not below `size`.
         GraphError: if the model has no weights yet because its input shape is unknown.
         RepositoryNotFoundError: if no cluster of the engine runs.
 
@@ -183,19 +187,19 @@ class ForkCallback(OutsideRank, FitHooks):
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including `steps_done` of the constructor."""
+        """Number of steps trained so far, including the constructor argument `steps_done`."""
         return self.state.steps_done
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state."""
+        """List the tensors of the training state."""
         return self.state.specs()
 
     def tensor(self, name: str) -> Array:
-        """Return a snapshot of a tensor's current value. Later steps do not change it."""
+        """Return a snapshot of a tensor's current value. Later steps do not change the snapshot."""
         return self.state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return the part of the state that is not tensors, in the form that `KerasTraining.restore` accepts."""
+        """Return the non-tensor part of the training state, in the form that `KerasTraining.restore` accepts."""
         return {"options": {}, **self.state.facts()}
 
     def _read_order(self) -> Sequence[str]:

@@ -40,25 +40,26 @@ RATE = "learning_rate"
 
 
 class KerasTraining:
-    """One rank of a data-parallel Keras training on TensorFlow. Implements `Training`.
+    """One rank of a data-parallel Keras training run on TensorFlow. Implements `Training`.
 
-    A step runs the forward pass, the loss, the gradients and the update by the model's own optimizer in one compiled
-    function. It does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of
-    rank 0. Each rank has its own statistics and random states.
+    Each step is one compiled function: forward pass, loss, gradients, and the update by the model's own optimizer. A
+    step does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of rank 0.
+    Each rank has its own statistics and random states.
 
-    In our runs on a CPU, the same state and data always gave the same bits. On a GPU, call
-    `tf.config.experimental.enable_op_determinism()` in the build function. Do not use TensorFlow's own random
-    operations (`tf.random.*`), because their state cannot be read; the layers of Keras do not use them. The states of
-    stateful recurrent layers are not part of the training's state.
+    In our runs on a CPU, the same state and data always led to the same result, bit for bit. To get this on a GPU,
+    call `tf.config.experimental.enable_op_determinism()` in the `build` function. Do not use TensorFlow's own random
+    operations (`tf.random.*`), because their state cannot be read. Keras layers do not use these operations. The states
+    of stateful recurrent layers are not part of the training state.
 
     Args:
-        context: The context passed to the build function. The option "learning_rate" is applied to the optimizer,
-            unless it has a schedule. The build function must apply all other options.
+        context: The context passed to the `build` function. The option "learning_rate" is applied to the optimizer,
+            unless the optimizer has a learning-rate schedule. The `build` function must apply all other options.
         model: A built model, compiled with an optimizer and a loss.
         batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps count from 1. The result
-            must depend on these arguments only. The batches of all ranks should have the same size, because gradients
+            must depend only on the arguments. The batches of all ranks should have the same size, because gradients
             are averaged over the ranks.
-        options: Function of a mapping, which applies the other options that are passed to `configure`.
+        options: Function that takes a mapping of option names to values. `configure` calls the function with the
+            options other than "learning_rate".
 
     Raises:
         ValueError: if the model is not compiled with an optimizer, does not run on TensorFlow or uses several devices,
@@ -107,7 +108,7 @@ class KerasTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including those before a fork."""
+        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
         return self._state.steps_done
 
     def step(self) -> float:
@@ -140,11 +141,11 @@ class KerasTraining:
         return loss
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Set the hooks to call in each step. None removes them."""
+        """Set the hooks that each step calls. None removes the hooks."""
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Set the learning rate. Other options are passed to the constructor's `options` function.
+        """Set the learning rate, and pass other options to the constructor argument `options`.
 
         Raises:
             ValueError: if an option is unknown, or the learning rate is not a finite number of at least 0.
@@ -164,15 +165,15 @@ class KerasTraining:
         return self._options is not None or option in self._known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors in the order in which a step updates them."""
+        """List the tensors of the training state, in the order in which a step updates them."""
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of all tensors, in the order in which the next step reads them."""
+        """List the names of all tensors, in the order in which the next step reads the tensors."""
         return self._state.forward_order()
 
     def tensor(self, name: str) -> Array:
-        """Return a snapshot of a tensor's current value. Later steps do not change it."""
+        """Return a snapshot of a tensor's current value. Later steps do not change the snapshot."""
         return self._state.tensor(name)
 
     def facts(self) -> Facts:
@@ -180,25 +181,28 @@ class KerasTraining:
         return {"options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
-        """Return memory to receive a tensor into."""
+        """Return a writable buffer for the new value of a tensor."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Take over a tensor whose `memory` has been written completely."""
+        """Set a tensor to the value that was written into the buffer returned by `memory`."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
-        """Apply the `facts` of another rank. Options that this rank was given with other values keep them.
+        """Restore the non-tensor part of the training state from the `facts` of another rank.
+
+        Options that were set for this rank keep their values, except options that were set to the same value for the
+        other rank.
 
         Raises:
-            ValueError: if the `facts` belong to another optimizer.
+            ValueError: if `facts` belongs to another optimizer.
         """
         self._state.restore(facts)
         other = facts["options"]
         self._configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor. None cancels this."""
+        """Make the next step call `wait(name)` before it first reads each tensor. With None, the step does not wait."""
         self._gates.set(wait)
 
     def close(self) -> None:

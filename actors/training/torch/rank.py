@@ -37,20 +37,21 @@ from .state import Scheduler, TorchState
 
 
 class ForkableRank(OutsideRank):
-    """Makes a PyTorch training loop of your own forkable, such as DDP under torchrun or a Ray Train worker.
+    """A forkable rank of your own PyTorch training loop, such as DDP under torchrun or a Ray Train worker.
 
-    Each process of the training creates a `ForkableRank` and encloses each step in `with forkable.step()`: forward and
-    backward pass, optimizer and schedule. Do not change the state between these blocks. While the outer `with` block
-    is active, any process of the cluster can find the rank with `find_trainers` and fork it with `fork`.
+    Create a `ForkableRank` in each process of the training run. Enclose each step in a `with forkable.step()` block:
+    forward and backward pass, optimizer and schedule. Do not change the training state outside these blocks. Within the
+    `with` block of the `ForkableRank`, any process of the cluster can find the rank with `find_trainers` and fork it
+    with `fork`.
 
     Args:
-        run: Name of the run, unique among the running ones.
+        run: Name of the run, unique among all running runs.
         rank: Number of this rank, from 0.
         size: Number of ranks of the run.
-        model: The model. It may be wrapped in `DistributedDataParallel`.
+        model: The model. It can be wrapped in `DistributedDataParallel`.
         optimizer: The optimizer of the model's parameters.
-        scheduler: The learning-rate schedule, which the loop must step. None means no schedule.
-        steps_done: Number of steps trained before this loop.
+        scheduler: The learning-rate schedule. Your loop must call its `step` method. None means no schedule.
+        steps_done: Number of steps trained before this loop began.
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
@@ -108,9 +109,9 @@ class ForkableRank(OutsideRank):
 
     @contextmanager
     def step(self) -> Generator[int]:
-        """Enclose one step of the loop in a `with` block, which yields the step's number, from 1.
+        """Return a context manager that encloses one training step and yields the number of the step, from 1.
 
-        A block that raises an exception does not count as a step.
+        A `with` block that raises an exception does not count as a step.
         """
         with self._lock:
             number, self._inside = self._done + 1, True
@@ -139,11 +140,11 @@ class ForkableRank(OutsideRank):
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including `steps_done` of the constructor."""
+        """Number of steps trained so far, including the constructor argument `steps_done`."""
         return self._done
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state."""
+        """List the tensors of the training state."""
         return self._state.specs()
 
     def tensor(self, name: str) -> Array:
@@ -151,7 +152,7 @@ class ForkableRank(OutsideRank):
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return the part of the state that is not tensors, in the form that `TorchTraining.restore` accepts."""
+        """Return the non-tensor part of the training state, in the form that `TorchTraining.restore` accepts."""
         return {"steps_done": self._done, "read": None, "options": {}, **self._state.facts()}
 
     def _read_order(self) -> Sequence[str]:

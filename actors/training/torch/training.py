@@ -46,24 +46,25 @@ Batches = Callable[[int, int, int], Any]
 
 
 class TorchTraining:
-    """One rank of a data-parallel PyTorch training. Implements `Training`.
+    """One rank of a data-parallel PyTorch training run. Implements `Training`.
 
     All ranks begin with the model of rank 0. Each rank has its own buffers, such as batch statistics.
 
     Args:
-        context: The context passed to the build function. The options "learning_rate", "momentum", "weight_decay" and
-            "seed" are applied here. The build function must apply all other options.
-        model: The model. Its training or evaluation mode is not changed.
+        context: The context passed to the `build` function. The options "learning_rate", "momentum", "weight_decay" and
+            "seed" are applied by `TorchTraining`. The `build` function must apply all other options.
+        model: The model. Its mode (training or evaluation) is not changed.
         optimizer: An optimizer of `torch.optim` other than LBFGS. To clip gradients by their norm, register a step
-            pre-hook on it.
+            pre-hook on the optimizer.
         loss: Function `(model, batch) -> loss`, which returns a scalar tensor.
-        batches: Function `(step, rank, size) -> batch`. Steps count from 1. The result must depend on these arguments
-            only.
-        scheduler: Learning-rate schedule, stepped after each step. None means no schedule.
-        options: Function of a mapping, which applies the other options that are passed to `configure`.
-        overlap: Whether to update each parameter during the backward pass, as soon as its gradient is final. Use False
-            for a model whose backward pass reads a weight later than that, for example a detached weight. In
-            this case, `step` raises a `RuntimeError` that recommends `overlap=False`.
+        batches: Function `(step, rank, size) -> batch`. Steps count from 1. The result must depend only on the
+            arguments.
+        scheduler: Learning-rate schedule, advanced after each training step. None means no schedule.
+        options: Function that takes a mapping of option names to values. `configure` calls the function with the
+            options that `TorchTraining` does not know.
+        overlap: Whether to update each parameter during the backward pass, as soon as its gradient is final. If the
+            model's backward pass reads a weight after its update, for example a detached weight, use False. Otherwise
+            `step` raises a `RuntimeError` that recommends `overlap=False`.
 
     Raises:
         ValueError: if the optimizer is LBFGS, has parameters that the model does not have, or keeps state other than
@@ -132,7 +133,7 @@ class TorchTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps since the training began, including those before a fork."""
+        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
         return self._done
 
     def step(self) -> float:
@@ -172,16 +173,16 @@ class TorchTraining:
         return float(loss.detach())
 
     def hook(self, hooks: Hooks | None) -> None:
-        """Set the hooks to call in each step. None removes them."""
+        """Set the hooks that each step calls. None removes the hooks."""
         self._hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Change the given options.
+        """Change the values of the given options.
 
         "learning_rate" applies to all parameter groups. With a schedule, it sets the initial rate, or the peak rate of
-        OneCycleLR, and the schedule keeps its position. "momentum" and "weight_decay" exist if the optimizer has them.
-        "seed" seeds the random generators of Python, NumPy and PyTorch, differently on each rank. Other options are
-        passed to the constructor's `options` function.
+        OneCycleLR, and the schedule keeps its position. "momentum" and "weight_decay" are options only if the optimizer
+        has these settings. "seed" seeds the random generators of Python, NumPy and PyTorch, differently on each rank.
+        Other options are passed to the constructor argument `options`.
 
         Raises:
             ValueError: if an option is unknown, or is not a finite number of at least 0 (an integer for "seed").
@@ -201,13 +202,13 @@ class TorchTraining:
         return self._options is not None or option in self._state.known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the state, trained parameters first, in reverse order of registration."""
+        """List the tensors of the training state, trained parameters first, in reverse order of registration."""
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of the tensors, in the order in which the first forward pass read them.
+        """List the names of the tensors, in the order in which the first forward pass read the tensors.
 
-        Before that pass, they are in the order of registration.
+        Before the first forward pass, the names are in the order of registration.
         """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
@@ -217,22 +218,25 @@ class TorchTraining:
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return the part of the state that is not tensors: steps, optimizer options, schedule and random states."""
+        """Return the non-tensor part of the training state: steps, optimizer options, schedule and random states."""
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
-        """Return memory to receive a tensor into."""
+        """Return a writable buffer for the new value of a tensor."""
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Take over a tensor whose `memory` has been written completely."""
+        """Set a tensor to the value that was written into the buffer returned by `memory`."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
-        """Apply the `facts` of another rank. Options that this rank was given with other values keep them.
+        """Restore the non-tensor part of the training state from the `facts` of another rank.
+
+        Options that were set for this rank keep their values, except options that were set to the same value for the
+        other rank.
 
         Raises:
-            ValueError: if the `facts` belong to another optimizer or schedule.
+            ValueError: if `facts` belongs to another optimizer or schedule.
         """
         self._state.restore(facts)
         self._loaded_past_it = True
@@ -255,7 +259,7 @@ class TorchTraining:
             self._gradients.close()
 
     def let_through(self, names: Iterable[str] | None = None) -> None:
-        """Wait for tensors that a clone has not received yet. None means all of them."""
+        """Wait until a clone has received the named tensors. None means all tensors."""
         wait = self._wait
         if wait is None or not self._gated:
             return
@@ -265,7 +269,7 @@ class TorchTraining:
                 self._gated.pop(name, None)
 
     def parts(self, parameter: nn.Parameter) -> list[str]:
-        """List the names of the tensors that change when a parameter is updated."""
+        """List the names of the tensors that change when a parameter is updated: parameter and optimizer state."""
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Array, bool]:

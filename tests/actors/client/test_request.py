@@ -95,7 +95,7 @@ def test_sizes_are_integers_or_text() -> None:
     assert [check_bytes("size", value) for value in (5, np.int64(7), "200MB", "1 KiB")] == [5, 7, 200_000_000, 1024]
     disk = disk_options("path", None, None, "1MB")
     assert disk is not None
-    assert disk.bytes_behind == 1_000_000
+    assert disk.bytes_unwritten == 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Bench:
             index=0,
             where=lambda segment: 0,
             archive=self.archive,
-            bytes_behind=CAPACITY,
+            bytes_unwritten=CAPACITY,
             parent_table=lambda ref: None,
             architecture=lambda key: (GRAPH, None),
             store=self.store,

@@ -62,7 +62,7 @@ class TestPathGoneForAWhile:
             eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.flush(timeout=4)
-            assert repo.stats().shards[0].versions_behind == len(refs)
+            assert repo.stats().shards[0].versions_unwritten == len(refs)
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.retire("m@1")
             assert same(repo.load("m@1"), tensors(1))
@@ -104,7 +104,7 @@ class TestPathGoneForAWhile:
             with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
                 repo.save("n", tensors(2), timeout=4)
             stats = repo.stats().shards[0]
-            assert (stats.versions_behind, stats.bytes_behind) == (1, 500_000)
+            assert (stats.versions_unwritten, stats.bytes_unwritten) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
             eventually(lambda: repo.stats().shards[0].waiting_for_disk == 1, "the save waits")
             (path / "segments").unlink()
@@ -123,7 +123,7 @@ class TestPathGoneForAWhile:
             eventually(lambda: is_refused(repo, 1), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}/manifests"):
                 repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
-            assert repo.stats().shards[1].versions_behind == 1
+            assert repo.stats().shards[1].versions_unwritten == 1
             (path / "manifests").unlink()
             (path / "apart").rename(path / "manifests")
 

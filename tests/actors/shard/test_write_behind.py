@@ -61,13 +61,13 @@ class TestSlowDisk:
         given = {}
         for n in range(12):
             given[repo.save(names[n % 4], {"t": weights(MIB // 16, n)}).ref] = n
-        assert [s.versions_behind >= 5 for s in repo.stats().shards] == [True, True]
+        assert [s.versions_unwritten >= 5 for s in repo.stats().shards] == [True, True]
         assert len(manifests(path)) <= 2
         for ref, n in given.items():
             assert same(repo.load(ref), {"t": weights(MIB // 16, n)})
         (tmp_path / "gate").touch()
         repo.flush(FLUSH_S)
-        assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
+        assert [s.versions_unwritten for s in repo.stats().shards] == [0, 0]
         appeared = manifests(path)
         for shard in (0, 1):
             mine = [str(ref) for ref in given if repo._session.home(ref.name) == shard]
@@ -86,7 +86,7 @@ class TestSlowDisk:
         name, size = name_at(repo, 0), LAG // 3
         for n in range(10):
             repo.save(name, {"t": weights(size // 4, n)})
-            assert repo.stats().shards[0].bytes_behind <= LAG + size
+            assert repo.stats().shards[0].bytes_unwritten <= LAG + size
         repo.flush(FLUSH_S)
 
     def test_many_may_wait_for_two_shards_that_need_each_other(self, repo: Repository, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ class TestSlowDisk:
             finally:
                 (tmp_path / "gate").touch()
             assert [wait.result(90) for wait in waits] == [None] * 20
-        assert [s.versions_behind for s in repo.stats().shards] == [0, 0]
+        assert [s.versions_unwritten for s in repo.stats().shards] == [0, 0]
 
     def test_a_durable_save_comes_after_what_was_committed_before_it(self, repo: Repository, path: Path) -> None:
         name = name_at(repo, 1)

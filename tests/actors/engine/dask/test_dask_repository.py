@@ -178,7 +178,7 @@ def test_copies_are_on_other_nodes_so_no_version_is_lost_with_a_node() -> None:
         workers = list(client.scheduler_info()["workers"])
         tasks = [client.submit(saves_here, number, workers=[worker]) for number, worker in enumerate(workers)]
         refs = client.gather(tasks)
-        assert sum(shard.bytes_mirrored > 0 for shard in repository.stats().shards) > 1
+        assert sum(shard.bytes_replicated > 0 for shard in repository.stats().shards) > 1
         planner = engine.actors()["copies/planner"]
         lost = next(name for name, node in engine.actors().items() if "/shard-" in name and node != planner)
         lose_node(processes, pid_of(engine, lost))
