@@ -51,7 +51,7 @@ class ShardStats:
     bytes_metadata: int
     """Bytes of manifests (with the metadata of saves) and of graphs."""
     pins: int
-    """Number of pins on these versions. A pin keeps the tensors of a version that a client uses."""
+    """Number of pins on versions of this shard. A pin keeps the tensors of a version that a client uses."""
     bytes_staged: int = 0
     """Bytes of memory that unfinished saves are filling."""
     bytes_resident: int = 0

@@ -38,7 +38,7 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""Maximum number of attempts to draw another value, or a child that the search space allows."""
+"""Maximum number of attempts to draw a value that differs from the parent's, or a child within the search space."""
 
 
 def run_function(

@@ -54,7 +54,7 @@ class Population:
         return tuple(self._queue)
 
     def add(self, ref: ModelRef) -> ModelRef | None:
-        """Add a candidate. If there are then more than `size`, remove the oldest candidate and retire its version.
+        """Add a candidate. If the population exceeds `size`, remove the oldest candidate and retire its version.
 
         Args:
             ref: Version of the candidate.

@@ -350,7 +350,10 @@ class NumpyTraining:
         self._done = int(facts["steps_done"])
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor, or at its end for unread tensors."""
+        """Set a function that the next step calls with the name of each tensor before it first reads that tensor.
+
+        For tensors that the step does not read, it calls the function at its end.
+        """
         self._gate = wait
         self._gated = set(self.state) if wait is not None else set()
 

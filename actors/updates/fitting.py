@@ -47,10 +47,10 @@ class Steps(Protocol):
 
 
 class FitCallback(keras.callbacks.Callback):
-    """A Keras callback that calls a publisher after each batch. The callback does not close the publisher.
+    """A Keras callback that reports each batch to a publisher. The callback does not close the publisher.
 
     Args:
-        steps: The publisher.
+        steps: Publisher that receives the steps.
     """
 
     def __init__(self, steps: Steps) -> None:

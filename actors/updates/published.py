@@ -43,7 +43,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PublishReport:
-    """A report of the updates that a publisher has made, and of its plan of further updates."""
+    """A report of the updates that a publisher has made, and its plan for further updates."""
 
     updates: tuple[Update, ...]
     """The last 4,096 updates."""

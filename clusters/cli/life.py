@@ -131,8 +131,8 @@ def up(
     """Start a repository that runs until `tensorvine down`.
 
     It runs on the Dask cluster of --scheduler or DASK_SCHEDULER_ADDRESS, on the Ray cluster of --address or
-    RAY_ADDRESS, or on the Ray that was started on this machine. If no Ray was started, this command starts one. It
-    never starts a Dask cluster. Versions on --path are restored.
+    RAY_ADDRESS, or on the Ray cluster of this machine. If Ray is not running, this command starts it. It never starts
+    a Dask cluster. Versions on --path are restored.
     """
     from ...actors.client.repository import Repository
     from ...store.codecs.codec import from_spec

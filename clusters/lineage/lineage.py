@@ -113,7 +113,7 @@ class Lineage:
     ref: ModelRef
     """Reference of the reported version, which is the version that the report describes."""
     ancestors: tuple[Relative, ...]
-    """All ancestors, from the root to the reported version, which is the last."""
+    """All ancestors, the root first, followed by the reported version."""
     descendants: tuple[Relative, ...]
     """The nearest descendants, parents before children. Retired versions with live descendants are included."""
     writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])

@@ -168,7 +168,7 @@ class ModelGraph:
         """Create a graph from the text that `to_json` returned.
 
         Raises:
-            GraphError: if `to_json` did not return the text, the graph would need too much memory, or it is invalid.
+            GraphError: if the text is not output of `to_json`, or the graph is invalid or would need too much memory.
         """
         try:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))
