@@ -89,8 +89,6 @@ class Repository(Deployment):
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
 
-    # ---- saving ---------------------------------------------------------------------------------------
-
     def save(
         self,
         name: str,
@@ -217,8 +215,6 @@ class Repository(Deployment):
             as_save["parent"] = self._parent_of(name, origin)
         return self._submit(name, tensors, graph, until="committed", recipe=recipe, **as_save).committed()
 
-    # ---- loading --------------------------------------------------------------------------------------
-
     def load(
         self,
         model: Model,
@@ -230,8 +226,6 @@ class Repository(Deployment):
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
         """Load all tensors of a version, or a selection of them.
-
-        Without `layers`, `tensors` and `into`, all tensors are loaded.
 
         Args:
             model: The version.
@@ -322,8 +316,6 @@ class Repository(Deployment):
         self._loaded[loaded] = header.ref
         return loaded
 
-    # ---- questions about one model --------------------------------------------------------------------
-
     def graph(self, model: Model) -> ModelGraph:
         """Return the architecture of a version. It has no layers if the version was saved without an architecture."""
         header = self._header(model)
@@ -378,8 +370,6 @@ class Repository(Deployment):
         """
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
-
-    # ---- questions about all models -------------------------------------------------------------------
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """Return the live versions whose name starts with `prefix`, sorted."""
@@ -441,8 +431,6 @@ class Repository(Deployment):
     def stats(self) -> RepositoryStats:
         """Return the statistics of the repository, in total and per shard."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
-
-    # ---- changes --------------------------------------------------------------------------------------
 
     def retire(self, model: Model) -> None:
         """Retire a version: it is removed from disk, and can no longer be loaded or found.
@@ -561,8 +549,6 @@ class Repository(Deployment):
                 self._session.moved(name, home, exc, grace)
             except OperationTimeoutError:
                 return None
-
-    # ---- within ---------------------------------------------------------------------------------------
 
     def _closes(self, deadline: Deadline) -> Closes:
         flush, *rest = super()._closes(deadline)

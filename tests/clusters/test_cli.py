@@ -332,7 +332,7 @@ class TestLooking:
             main([*words, *address])
         out, err = capsys.readouterr()
         assert (ended.value.code, out) == (1, "")
-        assert "found that of ada (user 12345) on elsewhere" in err
+        assert "found owner ada (user 12345) on elsewhere" in err
         assert "--name default" in err
         assert err.count("\n") == 1
         code, out, _ = command(*words, "--name", "default", *address)

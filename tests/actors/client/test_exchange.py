@@ -211,7 +211,7 @@ class TestBadFiles:
     def test_a_folder_that_is_missing_and_a_version_that_is_no_keras_model(
         self, repo: Repository, tmp_path: Path
     ) -> None:
-        with pytest.raises(StorageError, match="expected a folder"):
+        with pytest.raises(StorageError, match="expected an existing folder"):
             repo.export("m", tmp_path / "missing" / "m.arrow")
         with pytest.raises(GraphError, match="Keras"):
             repo.export("m", tmp_path / "m.weights.h5")

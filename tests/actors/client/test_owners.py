@@ -96,7 +96,7 @@ def test_the_same_user_joins_as_before(default: Repository) -> None:
 def test_who_is_refused_leaves_it_as_it_was(foreign: Repository) -> None:
     assert topology(foreign).owner == ADA
     for call in (Repository.start, Repository.connect):
-        with pytest.raises(ForeignRepositoryError, match=r"found that of ada \(user 12345\) on elsewhere"):
+        with pytest.raises(ForeignRepositoryError, match=r"found owner ada \(user 12345\) on elsewhere"):
             call()
     assert [str(ref) for ref in foreign.models()] == ["m@1"]
     with Repository.start("default") as joined:

@@ -108,7 +108,7 @@ class TestLogs:
             torn.write(b"\n1234")
         log.add(B)
         assert numbers.given(directory) == {A, B}
-        assert "1 lines are damaged" in caplog.text
+        assert "1 damaged lines are ignored" in caplog.text
 
 
 class TestNumbering:

@@ -224,7 +224,7 @@ class TestForks:
     def test_between_two_fits_it_is_captured_as_it_is(self, forkable: ForkCallback, run: str) -> None:
         fit(forkable.state.model, forkable, steps=AT)
         forker = Forker(run)
-        with pytest.raises(ForkError, match=f"step {AT - 1} is past"):
+        with pytest.raises(ForkError, match=f"not begun; found {AT - 1}, but"):
             forker.fork(AT - 1)
         order = forker.fork(AT)
         fit(forkable.state.model, forkable, first=AT + 1, steps=STEPS - AT)

@@ -366,7 +366,7 @@ class TestDdp:
         order = ranks.order(2)
         answers([actor.train.remote(1) for actor in actors])
         done = ranks.steps_done()
-        with pytest.raises(ForkError, match=f"step {done - 1} is past"):
+        with pytest.raises(ForkError, match=f"not begun; found {done - 1}, but"):
             ranks.ask("arm", order, done - 1)
         ranks.ask("arm", order, done)
         ranks.ask("agree", order.id)

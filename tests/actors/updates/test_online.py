@@ -151,7 +151,7 @@ class TestProducer:
         with Producer.start(repo, name, train) as producer:
             with pytest.raises(OptionError, match="timeout: expected"):
                 producer.result("5")  # type: ignore[arg-type]
-            with pytest.raises(OperationTimeoutError, match="goes on"):
+            with pytest.raises(OperationTimeoutError, match="it continues"):
                 producer.result(0.1)
 
     @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ class TestOtherEntries:
         life = Life(path, again=False)
         (found,) = life.state.unreadable()
         assert (found.file, found.ref) == ("manifests/lost.arrow", None)
-        assert "expected the manifest of this name; found b@2's" in found.reason
+        assert "expected the manifest of this name; found that of b@2" in found.reason
         assert segments(path) == before
 
     @pytest.mark.parametrize("entry", ENTRIES)
