@@ -4,6 +4,8 @@ Rules
 - The state decides what is to be freed, compacted, deleted and told to other shards, and leaves it; here it is done.
 - Other shards are told without the lock. While the successors of a shard that drains still learn who holds what,
   nothing is told: it would overtake that.
+- Who changes the state settles next, and has told other shards when it returns. The sweep's thread tells only what
+  nobody told for a whole period: entries that a call has just made are that call's to tell and to wait for.
 - Then the version page shows the epoch, and those look again who wait for room.
 """
 
@@ -37,6 +39,8 @@ class Settling:
         self._segment_handoff = segment_handoff
         self._tidy: list[Callable[[], None]] = []
         self._telling = Busy()
+        self._left: set[tuple[int, Holder]] = set()
+        """What the outbox held at the last `tell_left`."""
 
     def also(self, tidy: Callable[[], None]) -> None:
         """Have a part carry out what the state left to it; it is called with the lock held."""
@@ -45,12 +49,22 @@ class Settling:
     async def settle(self) -> None:
         """Carry out what the state left, and wait until other shards were told."""
         with self._telling:
-            for shard, holder in self._settle_here():
+            with self._lock:
+                outbox = self._take(self._state.outbox)
+            self._settle_here()
+            for shard, holder in outbox:
                 await self._peers.release(holder, [shard])
 
     def settle_from_thread(self) -> None:
-        """Do what `settle` does, without waiting for other shards."""
-        for shard, holder in self._settle_here():
+        """Carry out what concerns this shard only; `tell_left` tells the other shards."""
+        self._settle_here()
+
+    def tell_left(self) -> None:
+        """Tell other shards what is left since the last call, without waiting for their answers."""
+        with self._lock:
+            left = self._take([entry for entry in self._state.outbox if entry in self._left])
+            self._left = set(self._state.outbox)
+        for shard, holder in left:
             self._peers.post(shard, ShardCalls.release(holder))
 
     @property
@@ -71,15 +85,19 @@ class Settling:
         if moved:
             await self._segment_handoff.pass_on(request)
 
-    def _settle_here(self) -> list[tuple[int, Holder]]:
-        """Do of it what concerns this shard only; return what is for others."""
+    def _take(self, entries: list[tuple[int, Holder]]) -> list[tuple[int, Holder]]:
+        """Take entries out of the outbox: none while successors learn who holds what, which would be overtaken."""
+        if self._segment_handoff.is_telling:
+            return []
+        taken = set(entries)
+        self._state.outbox = [entry for entry in self._state.outbox if entry not in taken]
+        return entries
+
+    def _settle_here(self) -> None:
+        """Do of it what concerns this shard only."""
         with self._lock:
-            outbox: list[tuple[int, Holder]] = []
-            if not self._segment_handoff.is_telling:  # else it would overtake who holds what, and that would stay
-                outbox, self._state.outbox = self._state.outbox, []
             self._segment_memory.settle()
             for tidy in self._tidy:
                 tidy()
         self._context.show()
         self._notifier.tell(Change.ROOM)
-        return outbox

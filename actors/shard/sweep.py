@@ -74,3 +74,4 @@ class Sweep:
             self._replica_store.forget(topology.gone.keys() - set(topology.alive))
             self._senders.close_idle()
         self._settling.settle_from_thread()
+        self._settling.tell_left()

@@ -148,7 +148,7 @@ def test_when_all_workers_are_killed_no_process_stays() -> None:
         eventually(lambda: not is_running(facts["pid"]), "the actor's process has ended")
         eventually(lambda: not is_running(facts["agent"]), "its agent has ended")
         eventually(lambda: node(engine, only.id) is None, "the node is gone")
-        with pytest.raises(ShardUnavailableError, match="there is none"):
+        with pytest.raises(ShardUnavailableError, match="found none"):
             engine.this_node()
 
 
