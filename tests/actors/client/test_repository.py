@@ -375,7 +375,7 @@ class TestQueries:
         assert repo.find([{"shape": [29]}, {}, {}], exact=True) == [ref]
 
     def test_find_gives_the_versions_of_exactly_an_architecture(self, repo: Repository, name: str) -> None:
-        graph, other = chain(2, 31), chain(2, 31, last="Other")
+        graph, other = chain(2, 31, last=name), chain(2, 31, last="Other")
         refs = [repo.save(f"{name}/{i}", weights(graph, i, 31), graph=graph).ref for i in range(3)]
         repo.save(f"{name}/other", weights(other, units=31), graph=other)
         renamed = ModelGraph(
