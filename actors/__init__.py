@@ -1,7 +1,7 @@
-"""The model repository: its client, online model updates, data-parallel training and Dask arrays.
+"""The client of the model repository, online model updates, data-parallel training and Dask arrays.
 
-Each class and function is imported at its first use. So `EdgeConsumer` works without Ray, and Keras is needed only for
-the classes that use it, such as `CheckpointCallback`.
+Each class and function is imported when it is first used. Therefore, `EdgeConsumer` works without Ray, and Keras is
+needed only for the classes that use Keras, such as `CheckpointCallback`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tools for users of a repository: local clusters, lineage reports and the command line.
+"""Tools for working with repositories: local clusters, lineage reports and the command line.
 
-Names are imported when they are first used, so `tensorvine --help` needs no engine (Ray or Dask).
+Names are imported on first use, so `tensorvine --help` works without an engine (Ray or Dask).
 """
 
 from __future__ import annotations

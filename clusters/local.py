@@ -16,11 +16,11 @@ from ..actors.engine.ray.engine import RayEngine
 
 
 class LocalCluster:
-    """A context manager for Ray on this machine. It connects to a running Ray, or starts Ray if none is running.
+    """A context manager that connects to a running Ray, or starts Ray on this machine if no Ray is running.
 
     Args:
-        object_store_bytes: Capacity of the object store, if Ray is started. None means a tenth of the memory, at most
-            2 GiB.
+        object_store_bytes: Capacity of the object store in bytes, if Ray is started. None means a tenth of the
+            available memory, at least 80 MiB and at most 2 GiB.
         cpus: Number of CPU slots, if Ray is started. None means all cores.
 
     >>> with LocalCluster(object_store_bytes=1 << 30) as cluster:     # doctest: +SKIP
@@ -33,7 +33,7 @@ class LocalCluster:
         """Whether this object started the Ray that it uses."""
 
     def close(self) -> None:
-        """Stop Ray if this object started it. Does nothing in a forked process."""
+        """Stop Ray, if this object started Ray. Does nothing in a forked child process."""
         if self._opened.close() and self.started:
             self.started = False
             RayEngine().leave()

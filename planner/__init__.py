@@ -1,4 +1,4 @@
-"""Calculations for planning updates, transfers, the placement of metadata and the number of shards."""
+"""Calculations that plan model updates, transfers, the placement of metadata, and the number of shards."""
 
 from .curves.curve import LossCurve, fit_loss_curve
 from .curves.forms import LossForm

@@ -21,15 +21,15 @@ SLACK = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ScalePolicy:
-    """A policy for the number of shards. It decides when shards are added (join) and removed (drain).
+    """A policy for the number of shards: when to add shards (join) and when to remove shards (drain).
 
     Args:
         least: Minimum number of shards, at least 1.
         most: Maximum number of shards. None means one per node.
-        full: Share of the shards' memory in use above which a shard is added, above 0 and at most 1.
-        requests_per_s: Average number of requests per second and shard above which another shard is added.
-        join_after_s: Seconds for which more shards must be needed before they are added.
-        drain_after_s: Seconds for which fewer shards must be sufficient before one is removed.
+        full: Fraction of the shards' memory, above 0 and at most 1. If more memory is in use, shards are added.
+        requests_per_s: Average number of requests per second and shard. If the average is higher, shards are added.
+        join_after_s: Seconds for which more shards must be needed before shards are added.
+        drain_after_s: Seconds for which fewer shards must be sufficient before a shard is removed.
 
     Raises:
         ValueError: if an argument is out of range.

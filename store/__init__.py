@@ -1,6 +1,6 @@
-"""The data model of TensorVine: model graphs, references, codecs and retention policies.
+"""The data model of TensorVine: model graphs, model references, codecs and retention policies.
 
-This package uses no engine (Ray or Dask), sockets or threads.
+This package does not use an engine (Ray or Dask), sockets or threads.
 """
 
 from .codecs.blocks import Encoded

@@ -1,20 +1,20 @@
 """The errors that TensorVine raises.
 
 Every error derives from `TensorVineError` and from a built-in exception. For example, `except TensorVineError` and
-`except KeyError` both catch a `ModelNotFoundError`. The message of an error states where the error occurred, the
+`except KeyError` both catch a `ModelNotFoundError`. The message of an error states the place of the error, the
 expected value and the found value.
 
     TensorVineError
     ├── ModelNotFoundError(KeyError)            the name or version does not exist, or it was retired
     ├── TensorNotFoundError(KeyError)           the model has no such tensor or layer
-    ├── GraphError(ValueError)                  a graph or a recipe is invalid, or layers do not match
+    ├── GraphError(ValueError)                  a graph, model or recipe is invalid, or layers do not match
     ├── InvalidNameError(ValueError)            a model name or reference is malformed
     ├── TensorMismatchError(ValueError)         an array has an unexpected shape, dtype or type
-    ├── OptionError(ValueError)                 an option is out of range or does not fit the running repository
+    ├── OptionError(ValueError)                 an option is invalid or conflicts with the running repository
     ├── StoreFullError(MemoryError)             there is not enough memory for a save, a load or a shard
     ├── CorruptDataError(OSError)               stored bytes are damaged
     ├── StorageError(OSError)                   a path, file or disk cannot be used
-    ├── CodecError(ValueError)                  codecs do not fit together, or do not fit a tensor
+    ├── CodecError(ValueError)                  a codec is invalid or does not fit its input
     ├── CodecUnavailableError(ImportError)      an optional package is not installed, such as zstandard
     ├── EngineUnavailableError(ImportError)     Ray or Dask is not installed
     ├── ShardUnavailableError(ConnectionError)  a shard or the planner died or does not answer
@@ -24,12 +24,12 @@ expected value and the found value.
     ├── ForeignRepositoryError(PermissionError) the repository belongs to another user; pass its name to use it
     ├── PeerLostError(ConnectionError)          a member of a collective group died or left
     ├── ForkError(RuntimeError)                 a fork of a training run failed
-    ├── ClosedError(RuntimeError)               a client was closed, or is a copy in a forked process
+    ├── ClosedError(RuntimeError)               a client was closed, or is used in a forked process
     ├── MovedError(LookupError)                 the data is on another shard; clients retry there automatically
     ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
     └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
 
-Pass an error through `without_frames` before you store it for later use.
+To store an error for later use, store the result of `without_frames(error)`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
 def shown(text: str) -> str:
-    """Escape the non-printable characters of a text, for use in a message or a log.
+    """Escape the non-printable characters in a text for a message or a log.
 
     >>> shown("a name"), shown("a\\nline\\x1b[2J")
     ('a name', 'a\\\\nline\\\\x1b[2J')
@@ -58,15 +58,15 @@ class TensorVineError(Exception):
 
 
 class ModelNotFoundError(TensorVineError, KeyError):
-    """Raised if a model name or version was never saved, or was retired."""
+    """Raised if a model name or version does not exist, or was retired."""
 
 
 class TensorNotFoundError(TensorVineError, KeyError):
-    """Raised if a model has no tensor or layer of the given name."""
+    """Raised if a model has no tensor or layer with the given name."""
 
 
 class GraphError(TensorVineError, ValueError):
-    """Raised if a graph or a recipe is invalid (a cycle, unknown input or duplicate name), or layers do not match."""
+    """Raised if a graph, model or recipe is invalid (for example, contains a cycle), or if layers do not match."""
 
 
 class InvalidNameError(TensorVineError, ValueError):
@@ -74,15 +74,15 @@ class InvalidNameError(TensorVineError, ValueError):
 
 
 class TensorMismatchError(TensorVineError, ValueError):
-    """Raised if a tensor has an unexpected shape or dtype, or is not an array that can be stored."""
+    """Raised if a tensor has an unexpected shape or dtype, or if a value is not an array that can be stored."""
 
 
 class OptionError(TensorVineError, ValueError):
-    """Raised if an option is out of range, of the wrong type, or different from that of the running repository."""
+    """Raised if an option is out of range, has the wrong type, or conflicts with the running repository."""
 
 
 class StoreFullError(MemoryError, TensorVineError):
-    """Raised if there is not enough memory for a save, a load or a shard. The message states the limit that was hit."""
+    """Raised if there is not enough memory for a save, a load or a shard. The message states the limit."""
 
     __str__ = TensorVineError.__str__
 
@@ -94,17 +94,17 @@ class CorruptDataError(TensorVineError, OSError):
 class StorageError(TensorVineError, OSError):
     """Raised if a path, file or disk cannot be used.
 
-    Examples are a full or read-only disk, a path that another repository uses, a missing permission, and a path that is
-    not a directory.
+    Examples are a full or read-only disk, a missing permission, a path that another repository uses or that is not a
+    directory, a Redis server that does not answer, and a file operation on a repository without a path.
     """
 
 
 Unreadable = CorruptDataError | StorageError
-"""Errors raised if a file cannot be read. `CorruptDataError` is permanent, `StorageError` can be temporary."""
+"""The errors raised if a file cannot be read: `CorruptDataError` (permanent) and `StorageError` (can be temporary)."""
 
 
 class CodecError(TensorVineError, ValueError):
-    """Raised if codecs cannot be combined, or if a codec does not fit its input."""
+    """Raised if a codec spec is invalid, if codecs cannot be combined, or if a codec does not fit its input."""
 
 
 class CodecUnavailableError(TensorVineError, ImportError):
@@ -116,7 +116,7 @@ class EngineUnavailableError(TensorVineError, ImportError):
 
 
 class ShardUnavailableError(TensorVineError, ConnectionError):
-    """Raised if a shard or the planner died or does not answer. It is unknown whether a requested change was made."""
+    """Raised if a shard or the planner died or does not answer. A requested change may or may not have been made."""
 
 
 class EngineStoppedError(ShardUnavailableError):
@@ -124,7 +124,7 @@ class EngineStoppedError(ShardUnavailableError):
 
 
 class ModelLostError(TensorVineError, LookupError):
-    """Raised if a version was committed, but its bytes are lost, for example because the only shard with them died."""
+    """Raised if the bytes of a committed version are lost, for example because the only shard with the bytes died."""
 
 
 class RepositoryNotFoundError(TensorVineError, LookupError):
@@ -143,19 +143,19 @@ class PeerLostError(TensorVineError, ConnectionError):
 
 
 class ForkError(TensorVineError, RuntimeError):
-    """Raised if a fork of a training run fails. The message names the cause. The training run itself continues."""
+    """Raised if a fork of a training run fails. The message states the cause. The original training run continues."""
 
 
 class ClosedError(TensorVineError, RuntimeError):
-    """Raised if a repository or another client is used after `close`, or in a fork of the process that created it."""
+    """Raised if a client, such as a repository, is used after `close`, or in a forked child of the opening process."""
 
 
 class MovedError(TensorVineError, LookupError):
-    """Raised if the requested data moved, or is being moved, to another shard. Clients retry there automatically.
+    """Raised if the requested data is on another shard or is moving there. Clients retry automatically.
 
     Args:
         message: The error message.
-        version: Version number of the topology (the set of shards) that the answering shard knows.
+        version: Version number of the latest known topology (the set of shards). 0 if unknown.
     """
 
     def __init__(self, message: str, version: int = 0) -> None:
@@ -168,21 +168,21 @@ class MovedError(TensorVineError, LookupError):
 
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
-    """Raised if an operation does not finish in time. The message names the operation or process that was awaited."""
+    """Raised if an operation does not finish in time. The message names the operation or the process."""
 
 
 class CollectiveError(TensorVineError, RuntimeError):
-    """Raised if a call of `ray.util.collective` fails in a TensorVine group, or if such a group cannot be joined.
+    """Raised if a call of `ray.util.collective` fails in a TensorVine group, or if a process cannot join the group.
 
-    If a more specific error of this module also applies, such as `PeerLostError`, the exception is an instance of both.
+    An exception with a more specific cause is also an instance of another class, such as `PeerLostError`.
     """
 
 
 def without_frames(error: _Error) -> _Error:
     """Clear the local variables in the tracebacks of an error and of its causes, and return the error.
 
-    A stored error would otherwise keep these variables alive. Some of them are views of a shard's memory, which stays
-    locked until they are freed. The traceback still shows where the error was raised.
+    Otherwise, a stored error would keep the local variables alive. Local variables can be views of a shard's memory,
+    which stays locked until the views are freed. The traceback still shows where the error was raised.
     """
     seen: set[int] = set()
     waiting: list[BaseException] = [error]

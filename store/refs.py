@@ -38,7 +38,7 @@ class ModelRef:
     """A reference to one version of a model, such as `digits@3`. References sort by name, then by version.
 
     Raises:
-        InvalidNameError: if the name is malformed, or the version is not an integer of at least 1.
+        InvalidNameError: if the name is malformed, or the version is not an integer from 1 to 10**18 - 1.
 
     >>> ModelRef.parse("digits@3")
     ModelRef('digits@3')
@@ -49,7 +49,7 @@ class ModelRef:
     name: str
     """Name of the model."""
     version: int
-    """Version number. The versions of a model are numbered from 1."""
+    """Version number, counted from 1 for each model."""
 
     def __post_init__(self) -> None:
         check_name(self.name)

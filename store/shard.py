@@ -34,53 +34,53 @@ COMPARED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStats:
-    """The memory, disk use and load of one shard, as in `RepositoryStats.shards`."""
+    """Statistics of one shard: memory, disk use and load. An item of `RepositoryStats.shards`."""
 
     shard: int
     """Index of the shard."""
     models: int
-    """Number of live versions whose metadata this shard stores."""
+    """Number of versions whose metadata this shard stores. Retired versions do not count."""
     tensors: int
-    """Number of tensors stored in this shard. A tensor that several versions share counts once."""
+    """Number of tensors that this shard stores, in memory or on disk. A tensor of several versions counts once."""
     bytes_memory: int
-    """Bytes of the tensors that are in memory."""
+    """Size of the tensors in memory, in bytes, without padding."""
     bytes_allocated: int
-    """Bytes of memory that tensors use, with padding and space that compaction will free."""
+    """Memory allocated for tensors, in bytes, including padding and deleted tensors that are not compacted yet."""
     bytes_disk: int
-    """Bytes of the segment files on the path."""
+    """Size of this shard's segment files on the repository's path, in bytes."""
     bytes_metadata: int
-    """Bytes of manifests (with the metadata of saves) and of graphs."""
+    """Size of the manifests (including the users' metadata) and of the graphs, in bytes."""
     pins: int
-    """Number of pins on versions of this shard. A pin keeps the tensors of a version that a client uses."""
+    """Number of pins on versions of this shard. Tensors of a pinned version are kept if the version is retired."""
     bytes_staged: int = 0
-    """Bytes of memory that unfinished saves are filling."""
+    """Memory allocated to unfinished saves, loads from the path, copies and compactions, in bytes."""
     bytes_resident: int = 0
-    """Bytes of system memory that the shard occupies."""
+    """Physical memory (resident pages) of the shard's shared memory, in bytes."""
     versions_unwritten: int = 0
-    """Number of versions that wait to be written to the path."""
+    """Number of versions that the background writer has not written to the path yet."""
     bytes_unwritten: int = 0
-    """Bytes of the tensors that wait to be written to the path."""
+    """Size of the tensors that the background writer has not written yet, in bytes."""
     capacity: int = 0
-    """Bytes of memory that tensors can use (`store_bytes`)."""
+    """Maximum memory for tensors, in bytes (`store_bytes`)."""
     requests: int = 0
-    """Number of saves, loads and prefix queries since the shard started."""
+    """Number of requests received since the shard started: saves, loads and prefix queries."""
     bytes_saved: int = 0
-    """Bytes of tensors saved into this shard since it started."""
+    """Bytes of tensors saved into this shard since the shard started."""
     bytes_sent: int = 0
-    """Bytes of tensors sent to readers and other shards since the shard started. Mapped tensors do not count. A tensor
-    that is put into the engine's object store counts once for all of its readers."""
+    """Bytes of tensors sent to readers and other shards since the shard started. Tensors that readers map do not count.
+    A copy in the engine's object store counts once for all its readers."""
     bytes_replicated: int = 0
-    """Bytes of memory that hold replicas of other shards' tensors."""
+    """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     replicas_missing: int = 0
-    """Number of nodes that have no complete replica of this shard yet."""
+    """Number of replicas of this shard that are missing or incomplete. Replicas on one node count as one."""
     manifests_unread: int = 0
-    """Number of manifests on the path that could not be read at the start. The shard tries to read them again."""
+    """Number of manifest files that the shard could not read at its start and has not read since."""
     files_orphaned: int = 0
-    """Number of segment files of this shard that no version uses. The shard removes them."""
+    """Number of unused tensor files at the last check. A file that two checks in a row find unused is deleted."""
     waiting_for_memory: int = 0
-    """Number of requests that wait for memory: saves, loads from the path, and replicas."""
+    """Number of requests waiting for memory: saves, loads from the path, and replicas of other shards."""
     waiting_for_disk: int = 0
-    """Number of saves that wait because the unwritten bytes reached the limit `lag_bytes`."""
+    """Number of saves waiting because the background writer's queue is full (`lag_bytes`, or 1024 versions)."""
 
 
 @dataclass(frozen=True, slots=True)

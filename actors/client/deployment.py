@@ -58,12 +58,12 @@ Closes = tuple[Callable[[], None], ...]
 
 
 class Deployment:
-    """The base class of `Repository`: it starts, scales and stops a repository.
+    """Base class of `Repository`, with the methods that start, scale and stop a repository.
 
     Args:
         engine: The engine that runs the repository's actors.
         name: Name of the repository.
-        launched: The actors that this client started. None means that the client only connected.
+        launched: Actors that this client started. None means that the client was created by `connect`.
     """
 
     def __init__(self, engine: Engine, name: str, launched: Launched | None = None) -> None:
@@ -94,55 +94,54 @@ class Deployment:
     ) -> Self:
         """Start a repository, or join the running repository of the same name.
 
-        The repository runs on the cluster that is already running, or else on a cluster started in this process. A
-        client that joined a running repository does not stop it: `close` only disconnects. The operating-system user
-        who starts a repository owns it.
+        If a cluster is already running, the repository uses this cluster. Otherwise the call starts a cluster in this
+        process. If the call joins a running repository, `close` disconnects and does not stop the repository. The
+        operating-system user who starts a repository owns the repository.
 
         Args:
             name: Name of the repository. Its actors are named `NAME/planner`, `NAME/shard-0`, ... in the namespace
                 `tensorvine`. None means `"default"`. Another user's repository can be joined only by its name.
-            shards: Number of shards. None means one per node, also when nodes join or leave later.
-            path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) in which versions are stored on
-                disk. Versions that are already there are restored. Every node must have access to this path.
-                Percent-encode secrets in a URI: `@` as `%40`, `/` as `%2F`. None means that no version outlives the
-                shards.
+            shards: Number of shards. None means one shard per node, also after nodes join or leave later.
+            path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) where versions are stored on
+                disk. Versions that are already stored there are restored. Every node must have access to this path.
+                Percent-encode secrets in a URI: `@` as `%40`, `/` as `%2F`. None stores versions in memory only.
             codec: Codec for the tensors on disk, such as `Shuffle() | Zstd()`. With a lossy codec, such as
-                `Quantize(8) | Zstd()`, tensors in memory are exact, and tensors that were read from disk are within the
-                codec's error. None stores tensors unchanged.
-            replicas: Number of nodes that must hold a version before it is committed with `durability="memory"`. It
-                must not exceed the number of nodes or of shards. With 2, no committed version is lost when one node or
-                one shard's process fails. If too few nodes are left later, several copies share a node; `stats`
-                reports missing copies.
+                `Quantize(8) | Zstd()`, tensors in memory are exact, and tensors that were read from disk differ by at
+                most the codec's error. None stores tensors unchanged.
+            replicas: Number of nodes that must hold a version before the version is committed with
+                `durability="memory"`. The value must not exceed the number of nodes or the number of shards. With 2, no
+                committed version is lost when one node or one shard process fails. If too few nodes remain later,
+                several copies share a node, and `stats` reports the missing copies.
             store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. The capacity is
-                reserved on the shard's node, but memory is taken from the system only when it is used. None means half
-                of the node's unreserved memory, shared among the shards that start on the node.
-            preallocate_bytes: Memory that each shard takes from the system at the start, in bytes or as text. None
-                means 256 MiB, or the capacity if that is smaller. 0 means no preallocation (DStore-OnDemand).
+                reserved on the shard's node, but beyond `preallocate_bytes` the shard allocates memory only on demand.
+                None means half of the node's unreserved memory, shared among the shards that start on the node.
+            preallocate_bytes: Memory that each shard allocates at the start, in bytes or as text. None means 256 MiB
+                or the capacity, whichever is smaller. 0 disables preallocation (DStore-OnDemand in the DStore paper).
             metadata_bytes: Maximum size of one version's metadata as JSON, in bytes or as text. A save with larger
-                metadata is refused. Metadata uses memory in addition to `store_bytes`.
-            keep: Policy that selects the versions that stay in memory once they are on disk, such as
+                metadata raises `OptionError`. Metadata uses memory in addition to `store_bytes`.
+            keep: Policy that selects the versions that stay in memory after they are on disk, such as
                 `KeepLast(3) | KeepBest(1)`. Other versions are read from disk. None keeps all versions in memory until
-                memory is needed.
-            lag_bytes: Maximum amount of data per shard that waits to be written to disk, in bytes or as text. Saves
-                wait when this limit is reached. None means half of `store_bytes`.
+                the memory is needed.
+            lag_bytes: Maximum size of each shard's queue of disk writes, in bytes or as text. Saves wait while the
+                queue is full. None means half of `store_bytes`.
             redis: URL of a Redis server (`redis://`, `rediss://` or `unix:///PATH`) that announces new versions to
                 consumers outside the cluster (`EdgeConsumer`). Data of earlier repositories of this name is deleted
                 from the server. Saves do not wait for the server. If the server fails later, a warning is logged.
-            scaling: Policy that adds and drains shards when the stored bytes, the requests or the nodes change. None
-                keeps the number of shards that `shards` specifies.
+            scaling: Policy that adds and drains shards according to the stored bytes, the request rate and the number
+                of nodes. None means that `shards` alone determines the number of shards.
             nodes: Requirements that a node must meet to hold a shard: minimum amounts of resources and values of
                 labels, such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
             engine: `"ray"`, `"dask"` (Dask's current client, else the scheduler at DASK_SCHEDULER_ADDRESS, else a new
                 `LocalCluster`), a `distributed.Client`, or the address of a Dask scheduler. None means the engine that
-                already runs in this process, or else Ray.
+                is already running in this process, or Ray if no engine is running.
 
         Raises:
             EngineUnavailableError: if the engine's package is not installed.
             RepositoryNotFoundError: if the cluster refuses this process, or no scheduler answers at the address.
             ForeignRepositoryError: if `name` is None and another user owns the running repository.
             OptionError: if an option is invalid or does not fit the cluster; if `codec`, `keep` or `lag_bytes` is given
-                without `path`; if `engine` is None and both Ray and Dask run in this process; or if `shards`, `path`,
-                `replicas`, `nodes` or `redis` differs from that of the running repository.
+                without `path`; if `engine` is None and both Ray and Dask run in this process; or if a given `shards`,
+                `path`, `replicas`, `nodes` or `redis` differs from the option of the running repository.
             StoreFullError: if a node has too little unreserved memory for a shard.
             StorageError: if `path` cannot be used or belongs to another running repository, or if Redis does not answer
                 or serves a repository of this name in another cluster.
@@ -172,18 +171,18 @@ class Deployment:
 
     @classmethod
     def connect(cls, name: str | None = None, *, engine: EngineChoice = None) -> Self:
-        """Connect to a running repository, from any process of its cluster.
+        """Connect to a running repository from any process of the cluster.
 
         Call this method in each process, because a client cannot be sent to another process. The method does not start
         a cluster.
 
         Args:
-            name: Name of the repository. None means `"default"`. A client can connect to another user's repository
-                only by its name.
+            name: Name of the repository. None means `"default"`. The name is required to connect to another user's
+                repository.
             engine: Engine that runs the repository, as in `start`.
 
         Raises:
-            RepositoryNotFoundError: if no cluster of that engine runs, or the cluster has no repository of that name.
+            RepositoryNotFoundError: if the cluster is not running, refuses this process, or lacks the repository.
             EngineUnavailableError: if the engine's package is not installed.
             OptionError: if `engine` is invalid, or is None while both Ray and Dask run in this process.
             ForeignRepositoryError: if `name` is None and another user owns the repository.
@@ -198,17 +197,17 @@ class Deployment:
         return made
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish pending saves, disconnect, and stop the repository if this client started it.
+        """Finish pending saves and disconnect. If this client started the repository, also stop the repository.
 
-        If this client started the repository with a path, the call waits until all committed versions are on disk. It
-        logs the missing versions after 5 s. If `start` also started the cluster, the cluster is stopped too. If the
-        process ends without `close`, the repository continues to run, unless its cluster was started in this process.
+        If this client started the repository with a path, the call first waits until all committed versions are on
+        disk, and logs the missing versions after 5 s. If `start` also started the cluster, `close` stops the cluster.
+        If the process ends without `close`, the repository ends only if its cluster was started in this process.
 
-        All steps are carried out even if one fails; the first error is raised at the end. A second call, or a call in a
-        forked child process, does nothing. After `close`, all other methods raise `ClosedError`.
+        If a step fails, the remaining steps still run, and the first error is raised at the end. A second call, or a
+        call in a forked child process, does nothing. After `close`, calls to the repository raise `ClosedError`.
 
         Args:
-            timeout: Seconds for pending saves and writes to disk together. None means the timeouts of the saves, and
+            timeout: Seconds for pending saves and writes to disk together. None means the timeouts of the saves, then
                 600 s for the writes to disk.
 
         Raises:
@@ -227,17 +226,17 @@ class Deployment:
         close_all(f"repository {self.name!r}", *self._closes(deadline))
 
     def leave(self) -> None:
-        """Disconnect, and leave the repository running even if this client started it.
+        """Disconnect without stopping the repository, even if this client started the repository.
 
         Other processes can still connect to the repository and stop it. However, a repository on a cluster that was
-        started in this process ends with this process.
+        started in this process ends when this process ends.
         """
         if self._launched is not None:
             self._launched.leave()
         self.close()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stop the repository, even if another process started it, and disconnect.
+        """Stop the repository and disconnect, even if another process started the repository.
 
         Like `close`, this method finishes the pending saves of this client and waits until all committed versions are
         on disk. Afterwards, calls of other clients raise `ShardUnavailableError` or `RepositoryNotFoundError`.
@@ -286,7 +285,7 @@ class Deployment:
 
     @property
     def has_path(self) -> bool:
-        """Whether the repository stores its versions on disk, in the `path` of `start`."""
+        """Whether the repository stores its versions on disk (`path` was passed to `start`)."""
         return self._session.path is not None
 
     @property
@@ -294,7 +293,7 @@ class Deployment:
         """Numbers of the current shards, as reported by the planner (the actor that decides which shards exist).
 
         A number is never used twice. A draining shard is included until all its data is on other shards. If the planner
-        does not answer, the numbers that this client received last are returned.
+        does not answer, the last numbers that this client received are returned.
         """
         self._session.refresh(self._session.topology.version)
         return self._session.topology.alive
@@ -303,22 +302,23 @@ class Deployment:
         """Change the number of shards while loads and saves continue. No data is lost.
 
         A new shard receives the metadata of its share of the model names, but no tensors. A draining shard moves its
-        metadata and tensors to the other shards. Shards drain one after another, first those on nodes that are leaving
-        the cluster. New shards start on the nodes with the fewest shards.
+        metadata and tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
+        cluster drain first. New shards start on the nodes with the fewest shards.
 
         Args:
-            shards: The new number of shards. None means one per node, also when nodes join or leave later.
-            timeout: Seconds to wait. In each step of the change, shards join or one shard drains. When the time ends, a
-                step that the planner has not yet decided is undone. A decided step is finished in the background.
+            shards: The new number of shards. None means one shard per node, also after nodes join or leave later.
+            timeout: Seconds to wait. The planner makes the change in steps: one or more shards join, or one shard
+                drains. After the timeout, a step that the planner has recorded is completed in the background. A step
+                that is not yet recorded is undone.
 
         Returns:
-            A report of the names, metadata and tensor bytes that moved, and of the time it took.
+            A report of the names, metadata and tensor bytes that moved, and of the duration.
 
         Raises:
             OptionError: if `shards` is less than 1 or less than the repository's `replicas`, if `shards` is None in a
                 repository with `scaling`, or if `timeout` is not a number.
             OperationTimeoutError: if the change takes longer than `timeout`.
-            StoreFullError: if the remaining shards have too little room. The failed step is undone.
+            StoreFullError: if the remaining shards or the node of a new shard lack memory. The failed step is undone.
             ShardUnavailableError: if a shard could not be started. The failed step is undone.
         """
         if shards is not None:
@@ -335,18 +335,18 @@ class Deployment:
         Unlike `stats`, this method does not fail when some shards do not answer.
 
         Args:
-            timeout: Seconds for all shards together.
+            timeout: Seconds to wait for all shards together.
 
         Returns:
-            A mapping of shard numbers to statistics. If a shard did not answer in time, its number is mapped to an
-            error that states the reason.
+            A mapping of shard numbers to statistics. The number of a shard that does not answer in time is mapped to
+            an error that states the reason.
         """
         return self._session.poll(ShardCalls.stats(), seconds_of(timeout))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until all versions committed so far are on disk.
+        """Wait until all versions that were committed before the call are on disk.
 
-        The versions that are not on disk after 5 s are logged.
+        After 5 s, the call logs the versions that are not on disk.
 
         Args:
             timeout: Seconds to wait.

@@ -28,12 +28,12 @@ class PrefixMatch:
     """The version that shares the longest prefix of layers with a queried architecture (EvoStore, section 4.2).
 
     The match pins the version: its tensors stay available to this client even if the version is retired. The pin is
-    removed by `release`, at the end of a `with` block, when the client is closed, and soon after the match is collected
-    as garbage.
+    removed by `release`, at the end of a `with` block, when the client is closed, or soon after the match is
+    garbage-collected.
 
     The client renews its session with the shards in the background. If the session is not renewed for 60 s, for example
-    because the process was suspended, the pin is lost. The next renewal restores it. If the version was retired
-    meanwhile, `layers` and `tensors` raise `ModelNotFoundError` from then on.
+    because the process was suspended, the pin is lost. The next renewal restores the pin, unless the version was
+    retired in the meantime. In this case, `layers` and `tensors` raise `ModelNotFoundError`.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class PrefixMatch:
 
     @property
     def layers(self) -> dict[str, str]:
-        """The matching layers: layer name in the queried architecture -> layer name in the version.
+        """Mapping of layers of the queried architecture to the matching layers of the version, by name.
 
         `Repository.save` accepts this mapping as `inherit`.
 
         Raises:
-            ModelNotFoundError: if the version was retired while the session of this client had expired.
+            ModelNotFoundError: if the version was retired while this client's session was expired.
         """
         self._session.pins.check(self._lease)
         return self._layers
 
     @property
     def tensors(self) -> dict[str, str]:
-        """The tensors of the matching layers: tensor name in the queried architecture -> tensor name in the version.
+        """Mapping of tensors of the queried architecture to tensors of the version, by name, for the matching layers.
 
         Raises:
-            ModelNotFoundError: if the version was retired while the session of this client had expired.
+            ModelNotFoundError: if the version was retired while this client's session was expired.
         """
         self._session.pins.check(self._lease)
         return self._tensors
@@ -98,7 +98,7 @@ class PrefixMatch:
         """Unpin the version. A second call does nothing.
 
         Args:
-            wait: Whether to wait until the pin is removed, and memory that only this pin kept in use is free.
+            wait: Whether to wait until the shard has removed the pin. False removes the pin in the background.
         """
         pins = self._session.pins
         if pins.is_owned(self._owned):

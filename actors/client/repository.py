@@ -62,14 +62,14 @@ Architecture: TypeAlias = "ModelGraph | keras.Model | nn.Module"
 class Repository(Deployment):
     """A client of a running repository.
 
-    `Repository.start` starts a repository and `Repository.connect` connects to a running one. `close` or the end of a
-    `with` block disconnects.
+    `Repository.start` starts a repository, and `Repository.connect` connects to a running repository. `close`, or the
+    end of a `with` block, disconnects and stops a repository that this client started.
 
-    Several threads can use one client. The client carries out its saves one at a time, in the order of the calls. A
-    client belongs to the process that created it: in a forked child process its methods raise `ClosedError`.
+    Several threads can share one client. The client performs its saves one at a time, in the order of the calls. Only
+    the process that created a client can use the client: in a forked child process, the methods raise `ClosedError`.
 
-    Methods that take a `model` accept `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object with
-    a reference as `.ref`, such as `Saved`. Timeouts are in seconds.
+    The argument `model` is `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object whose attribute
+    `ref` is a `ModelRef`, such as `Saved`. Timeouts are in seconds.
 
     >>> import numpy as np
     >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
@@ -102,31 +102,31 @@ class Repository(Deployment):
         durability: Literal["memory", "disk"] = "memory",
         timeout: float = 60.0,
     ) -> Saved:
-        """Save a new version of a model, and return when it is committed.
+        """Save a new version of a model, and return when the version is committed.
 
-        A committed version is complete, and all clients see it. If the call ends by an exception, such as
-        `KeyboardInterrupt`, the version is not committed afterwards.
+        A committed version is complete and visible to all clients. If the call raises an exception, such as
+        `KeyboardInterrupt`, the version is not committed later.
 
         Args:
             name: Name of the model: 1 to 200 characters of `A-Z a-z 0-9 . _ - /`, without a leading `/` or a `..` part.
                 The versions of a name are numbered from 1.
             tensors: Mapping of tensor names to NumPy, TensorFlow, PyTorch or CuPy arrays of numbers or booleans. Masked
-                arrays and arrays with labels, units or missing values are refused. Tensors that share the same memory
-                are stored once.
+                arrays and arrays with labels, units or missing values are refused. Tied tensors (same memory, shape,
+                strides and dtype) are stored once, except that tensors below 4 KiB may be stored separately.
             graph: Architecture of the model. None means the parent's architecture if `tensors` contains all tensors of
                 that architecture, and otherwise no architecture.
-            parent: Version from which the new version derives. None means the latest version of `name`, if it exists.
-            inherit: Selection of the tensors that are shared with the parent instead of being written. `"auto"` shares
-                each tensor whose shape, dtype and bytes equal those of the parent's tensor of the same name. If the
-                parent has no tensor of that name, any equal tensor of the parent is shared. A mapping of layers to the
-                parent's layers shares the tensors of these layers, which `tensors` need not contain. A mapping requires
+            parent: Version from which the new version derives. None means the latest version of `name`, if one exists.
+            inherit: Tensors to share with the parent instead of writing copies. `"auto"` shares each tensor that has
+                the same shape, dtype and bytes as the parent's tensor of the same name. If the parent has no tensor of
+                this name, any equal tensor of the parent is shared. A mapping of layer names to the parent's layer
+                names shares the tensors of these layers; `tensors` need not contain these tensors. A mapping requires
                 `graph` and equal layer configs. None writes all tensors.
             quality: Number by which prefix queries choose among versions that match equally well. Higher is better.
-                NaN ranks below every number.
-            metadata: Mapping of JSON values or NumPy scalars to store with the version.
-            durability: `"memory"` commits the version when shards hold it in memory, and writes it to disk soon after
-                if the repository has a path. `"disk"` commits the version when it is on disk and synced. No client sees
-                the version before its commit.
+                None and NaN rank lowest.
+            metadata: Mapping of keys to JSON values or NumPy scalars, stored with the version.
+            durability: `"memory"` commits the version when the shards hold the version in memory. If the repository has
+                a path, the version is then written to disk in the background. `"disk"` commits the version when the
+                version is on disk and synced. No client sees the version before the commit.
             timeout: Seconds for the whole save, including the wait for earlier saves of this client.
 
         Returns:
@@ -144,9 +144,9 @@ class Repository(Deployment):
             CorruptDataError: if a tensor of a layer in `inherit` is in a damaged file.
             StoreFullError: if the tensors do not fit in the store.
             StorageError: if `durability` is `"disk"` and the repository has no path, or if the disk refuses this
-                version or an earlier version that waits to be written. The version is then not committed.
-            ShardUnavailableError, OperationTimeoutError: if a shard dies or does not answer in time. It is then unknown
-                whether the version was committed: call `models` to check.
+                version or an earlier version in the write queue. The new version is not committed.
+            ShardUnavailableError, OperationTimeoutError: if a shard dies or does not answer in time. The version may
+                have been committed: call `models` to check.
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
@@ -165,17 +165,17 @@ class Repository(Deployment):
         durability: Literal["memory", "disk"] = "memory",
         timeout: float = 60.0,
     ) -> PendingSave:
-        """Start to save a new version, and return before it is committed.
+        """Start saving a new version, and return before the version is committed.
 
-        The call checks the arguments and copies the tensors; a background thread does the rest. `PendingSave.staged`
-        waits until the caller can change the tensors, `PendingSave.committed` waits until the version exists.
+        The call checks the arguments and copies the tensors. A background thread completes the save. `staged` of the
+        returned `PendingSave` waits until the caller can change the tensors, and `committed` waits for the commit.
 
-        Normally the tensors are copied when this method returns. They are copied later, in the background, if the
-        client's copy buffer still holds the tensors of the previous save, or if the tensors are larger than a quarter
-        of the machine's memory.
+        Normally, the tensors are copied before this method returns. The tensors are copied later, in the background, if
+        the client's copy buffer still holds the tensors of the previous save, or if the tensors are larger than a
+        quarter of the machine's memory.
 
-        The arguments are those of `save`. The errors are those of `save` too; this method raises them, or the methods
-        of the returned `PendingSave` do.
+        This method has the arguments of `save`. This method, or a method of the returned `PendingSave`, raises the
+        errors of `save`.
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
@@ -184,7 +184,7 @@ class Repository(Deployment):
     def save_model(
         self, name: str, model: Any, *, optimizer: Any = False, scheduler: Any = None, **as_save: Any
     ) -> Saved:
-        """Save a Keras or PyTorch model: its architecture, its tensors and, if possible, how to build it again.
+        """Save a Keras or PyTorch model: the architecture, the tensors and, if possible, a recipe to rebuild the model.
 
         Unless `parent` is given, the parent is the latest version of `name`. If `name` has no version yet, the parent
         is the version from which `load_model` loaded this model, if that version still exists.
@@ -192,12 +192,12 @@ class Repository(Deployment):
         Args:
             name: Name of the model, as in `save`.
             model: A built Keras model or a torch module. A wrapped module (`DataParallel`, `DistributedDataParallel`,
-                `torch.compile`) is saved without its wrapper. `load_model` can build the model again if it is a Keras
-                model with a config, or a torch module that keeps its constructor's arguments in attributes of the same
-                names. Otherwise `load_model` needs `into`, and the reason is logged.
+                `torch.compile`) is saved without its wrapper. `load_model` can rebuild a Keras model with a config, or
+                a torch module that keeps its constructor's arguments in attributes of the same names. For other models,
+                `load_model` needs `into`, and this method logs the reason.
             optimizer: For a Keras model, whether to save the state of its optimizer, as tensors named `optimizer/...`.
                 For a torch module, the optimizer whose state is saved. False saves no optimizer state.
-            scheduler: Learning-rate scheduler of the torch optimizer, whose state is saved too.
+            scheduler: Learning-rate scheduler whose state is saved, for a torch optimizer. None saves no scheduler.
             as_save: Further keyword arguments of `save`, except `graph`.
 
         Returns:
@@ -205,8 +205,8 @@ class Repository(Deployment):
 
         Raises:
             GraphError: if `model` is neither a Keras model nor a torch module, or `optimizer` or `scheduler` does not
-                fit it.
-            TensorMismatchError: if a part of the model's state cannot be stored. The message names it.
+                fit the model.
+            TensorMismatchError: if a part of the model's state cannot be stored. The message names the part.
             TensorVineError: the errors of `save`.
         """
         tensors, graph, recipe = frameworks.parts_of(model)
@@ -225,31 +225,31 @@ class Repository(Deployment):
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
-        """Load all tensors of a version, or a selection of them.
+        """Load all tensors of a version, or selected tensors.
 
         Args:
             model: The version.
             layers: Names of the layers whose tensors are loaded.
-            tensors: Names of the tensors to load. This argument cannot be combined with `layers`.
-            into: Mapping of tensor names to writable arrays, which are filled. Without `layers` and `tensors`, the
-                tensors named in this mapping are loaded. The arrays can have any strides and byte order. All arrays are
-                checked before the first one is written.
+            tensors: Names of the tensors to load. A call with both `layers` and `tensors` raises `TensorNotFoundError`.
+            into: Mapping of tensor names to writable arrays, to which the tensors are copied. Without `layers` and
+                `tensors`, the tensors named in this mapping are loaded. The arrays can have any strides and byte order.
+                All arrays are checked before the first array is written to.
             timeout: Seconds to wait.
-            transport: How the bytes are read: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
+            transport: Transport of the bytes: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
-                disk). `"auto"` maps memory of this node, and uses the fastest transport for other nodes.
+                disk). `"auto"` maps memory of this node, and uses the predicted fastest transport for other nodes.
 
         Returns:
-            A mapping of tensor names to arrays. With `into`, these are the arrays of `into`. Otherwise the arrays are
-            read-only, and are not copied if this node holds the bytes. They stay valid when the version is retired,
-            when its shard dies and after `close`. Never write to these arrays, for example through `torch.from_numpy`,
-            because other processes share their memory: copy them first.
+            A mapping of tensor names to NumPy arrays. With `into`, these arrays share the memory of the given arrays.
+            Otherwise the arrays are read-only, and are not copied if this node holds the bytes. The arrays stay valid
+            when the version is retired, when its shard dies and after `close`. Other processes share the memory of the
+            arrays: copy an array before you write to it, for example through `torch.from_numpy`.
 
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
-            TensorNotFoundError: if the version lacks a requested layer or tensor, or `into` lacks a tensor to load.
+            TensorNotFoundError: if the version lacks a requested layer or tensor, or `into` lacks a requested tensor.
             TensorMismatchError: if an array of `into` has another shape or dtype, cannot be written to, or overlaps
-                another one. No array was written.
+                another array. No array was written to.
             ModelLostError: if bytes of the version were lost when a shard died.
             OptionError: if the transport is unknown or the timeout is not a number.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
@@ -269,26 +269,26 @@ class Repository(Deployment):
         compile: bool = True,  # noqa: A002  Keras' own name for it
         custom_objects: Mapping[str, object] | None = None,
     ) -> Any:
-        """Load a Keras or PyTorch model: build a new model, or fill the model `into`.
+        """Load a Keras or PyTorch model: build a new model, or load the stored state into the model `into`.
 
         The model is loaded completely, or an error is raised and `into` is unchanged. Random seeds, metrics and the
-        states of stateful recurrent layers are not stored: a new model has its initial ones, and `into` keeps its own.
+        states of stateful recurrent layers are not stored: a new model has initial values, and `into` keeps its values.
 
-        A new torch module is built on the CPU by its class, which must be importable, and is compared with the saved
-        module. `into` is needed for a module that was changed after its construction, and to restore a torch optimizer.
+        A new torch module is built on the CPU and compared with the saved module. Its class must be importable. `into`
+        is needed for a module that was changed after its construction, and to restore a torch optimizer.
 
         Args:
             model: The version.
-            into: Model to fill. Tensors are matched by name, or by architecture if the names differ. Other state of
-                layers (vocabularies, assets, extra state) is filled too. A torch module on the device "meta" gets
-                memory on the CPU. None builds a new model, and compiles a Keras model as the saved model was.
-            optimizer: For a Keras model, whether to load the state of its optimizer, if it was saved. For a torch
-                module, the optimizer of `into` to fill.
-            scheduler: Learning-rate scheduler of the torch optimizer to fill.
+            into: Model to load into. Tensors are matched by name, or by architecture if the names differ. Other state
+                of layers (vocabularies, assets, extra state) is also loaded. A torch module on the device "meta" gets
+                memory on the CPU. None builds a new model, which is compiled if the saved Keras model was compiled.
+            optimizer: For a Keras model, whether to load the state of its optimizer, if the state was saved. For a
+                torch module, the optimizer of `into` whose state is loaded.
+            scheduler: Learning-rate scheduler whose state is loaded, for a torch optimizer.
             strict: Whether the version must contain every tensor of `into`.
             compile: Whether to compile a new Keras model. False also omits the state of its optimizer.
-            custom_objects: Mapping of names to classes and functions that are needed to build the model, in addition
-                to those registered with Keras.
+            custom_objects: Mapping of names to the classes and functions that are needed to build the model. Objects
+                that are registered with Keras can be left out.
 
         Returns:
             The new model, or `into`.
@@ -297,8 +297,8 @@ class Repository(Deployment):
             GraphError: if the model cannot be built, if a layer refuses its stored state, or if an argument does not
                 apply to a model of this framework.
             TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
-            TensorMismatchError: if a tensor has another shape or dtype than the stored tensor, or the optimizer is of
-                another class than the saved optimizer.
+            TensorMismatchError: if the shape or dtype of a tensor differs from the stored tensor, or the class of the
+                optimizer differs from the saved optimizer.
             TensorVineError: the errors of `load`.
         """
         header = self._header(model)
@@ -317,7 +317,7 @@ class Repository(Deployment):
         return loaded
 
     def graph(self, model: Model) -> ModelGraph:
-        """Return the architecture of a version. It has no layers if the version was saved without an architecture."""
+        """Return the architecture of a version: a graph without layers if no architecture was saved."""
         header = self._header(model)
         return self._catalog.graph(header.ref, header.graph_key)
 
@@ -326,7 +326,7 @@ class Repository(Deployment):
         return ModelInfo.of(self._header(model))
 
     def owners(self, model: Model) -> dict[str, ModelRef]:
-        """Return the owner of each tensor of a version: the newest version in the lineage that wrote this tensor."""
+        """Return the owner of each tensor of a version: the version, or its ancestor, that wrote the tensor."""
         ref, table = self._table(model)
         return {name: entry.owner or ref for name, entry in table.items()}
 
@@ -334,7 +334,7 @@ class Repository(Deployment):
         """Group the tensors of a version by their owners.
 
         Returns:
-            A mapping of owners, the versions that wrote the tensors, to the names of their tensors.
+            A mapping of each owner (the version that wrote the tensors) to the names of its tensors.
         """
         written: dict[ModelRef, list[str]] = {}
         for name, owner in self.owners(model).items():
@@ -342,14 +342,14 @@ class Repository(Deployment):
         return written
 
     def lineage(self, model: Model) -> list[ModelRef]:
-        """Return a version, its parent, and so on to the root. Retired ancestors are included."""
+        """Return a version and all its ancestors, ordered from the version to the root, including retired ancestors."""
         return self._lineage.to_root(self._header(model).ref)
 
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
-        """Return the qualities with which versions were saved. Retired versions are included.
+        """Return the saved qualities of versions, including retired versions.
 
-        The quality of a retired version is known as long as it is stored on disk, or as long as the shard that keeps
-        the metadata of the version's name does not restart.
+        The quality of a retired version is known while a live version derives from the retired version. A restart of
+        the shard that stores the metadata of the version's name deletes qualities that are not on disk.
 
         Args:
             refs: Versions, such as those of a lineage.
@@ -360,7 +360,7 @@ class Repository(Deployment):
         return self._lineage.qualities(refs)
 
     def descendants(self, model: Model) -> list[ModelRef]:
-        """Return all live versions that derive from a version directly or through other versions, sorted."""
+        """Return all live versions that derive, directly or indirectly, from a version. The result is sorted."""
         return self._lineage.descendants(self._header(model).ref)
 
     def common_ancestor(self, a: Model, b: Model) -> ModelRef | None:
@@ -372,7 +372,7 @@ class Repository(Deployment):
         return next((ref for ref in self.lineage(a) if ref in line), None)
 
     def models(self, prefix: str = "") -> list[ModelRef]:
-        """Return the live versions whose name starts with `prefix`, sorted."""
+        """Return the live versions whose name starts with `prefix`, sorted by name and version."""
         if not isinstance(prefix, str):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
@@ -383,7 +383,7 @@ class Repository(Deployment):
         Args:
             pattern: An architecture or a list of predicates. An architecture (a `ModelGraph`, a Keras model or a torch
                 module) finds the versions with the same architecture; the names of layers can differ. A list, such as
-                `[{"class": "Conv2D", "filters": [32, 64]}, {}]`, has one predicate per layer along a path. Each
+                `[{"class": "Conv2D", "filters": [32, 64]}, {}]`, has one predicate for each layer of a path. Each
                 predicate maps config keys to a value or to a list of allowed values; `{}` matches any layer.
             exact: Whether the list must cover a complete path from an input to an output.
 
@@ -402,8 +402,8 @@ class Repository(Deployment):
     def longest_prefix(self, graph: Architecture) -> PrefixMatch | None:
         """Find the live version that shares the most layers with an architecture, counted from the inputs.
 
-        If several versions share equally many layers, the version with the highest quality is returned. If their
-        qualities are equal too, the newest of these versions is returned.
+        If several versions share the same number of layers, the version with the highest quality is returned. If these
+        qualities are equal, the newest version is returned.
 
         Args:
             graph: A `ModelGraph`, a Keras model or a torch module.
@@ -412,7 +412,7 @@ class Repository(Deployment):
             The match, which pins the version until `PrefixMatch.release`. None if no version shares an input layer.
 
         Raises:
-            GraphError: if `graph` has no architecture.
+            GraphError: if `graph` is of another type, or the architecture of the model cannot be determined.
         """
         return self.longest_prefixes([graph])[0]
 
@@ -433,10 +433,10 @@ class Repository(Deployment):
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
 
     def retire(self, model: Model) -> None:
-        """Retire a version: it is removed from disk, and can no longer be loaded or found.
+        """Retire a version. A retired version is removed from disk and can no longer be loaded or found.
 
-        Lineages still contain the version, and a client that pinned it can still load it. The version's tensors are
-        freed when no live version and no pin refers to them.
+        The lineages of its descendants still contain the version, and a client that pinned the version can still load
+        it. The version's tensors are freed when no live version and no pin refers to these tensors.
 
         Raises:
             ModelNotFoundError: if the version is not live.
@@ -449,7 +449,7 @@ class Repository(Deployment):
 
         Args:
             model: The version. None means all live versions.
-            timeout: Seconds for each version.
+            timeout: Seconds to wait for each check. Each version has two checks: the manifest and the tensors.
 
         Returns:
             The problems found, including files that could not be read when the repository started. An empty list
@@ -468,28 +468,28 @@ class Repository(Deployment):
     def unreadable(self) -> list[UnreadFile]:
         """List the files on disk that could not be read when the repository started and still cannot be read.
 
-        Each file affects only its own version. Data to which the file possibly refers is not deleted, and the version's
-        number is not used again. The files are read again from time to time, so the version of a repaired file is
-        restored automatically.
+        An unreadable file affects only its own version. The repository keeps all data that the file may refer to, and
+        does not use the version's number again. The shards regularly try to read the file again. If the file is
+        repaired, its version is restored automatically.
         """
         return self._verifier.unreadable()
 
     def export(self, model: Model, path: str | os.PathLike[str]) -> None:
         """Write the tensors of a version to a file that other tools can read.
 
-        A safetensors or Arrow file also contains the version's architecture, quality and metadata. Metadata values that
-        are text are additionally written under their own keys. A safetensors file has the entry `"format": "pt"` unless
-        the metadata names another format.
+        A safetensors or Arrow file also contains the version's architecture, quality and metadata. Each metadata value
+        that is text is also written as an entry under its own key. A safetensors file has the entry `"format": "pt"`
+        unless the metadata names another format.
 
         Args:
             model: The version.
             path: File name, or URI of `pyarrow.fs`, such as `s3://bucket/m.safetensors`. The suffix is `.safetensors`,
-                `.arrow` or, for a Keras model, `.weights.h5`. An existing file is replaced.
+                `.arrow`, `.feather` or, for a Keras model, `.weights.h5`. An existing file is replaced.
 
         Raises:
             StorageError: if the file cannot be written, or its suffix is unknown.
             TensorMismatchError: if the format cannot hold the dtype of a tensor.
-            GraphError: if the suffix is `.weights.h5` and the version is not a Keras model.
+            GraphError: if the suffix is `.weights.h5` and `load_model` cannot rebuild the version as a Keras model.
         """
         if interchange.format_of(path) == "keras":
             try:
@@ -507,9 +507,9 @@ class Repository(Deployment):
         """Save the tensors of a file as a new version.
 
         Args:
-            path: File name or URI, as in `export`. The file was written by `export` or by another tool.
+            path: File name or URI, as in `export`, of a file that `export` or another tool wrote.
             name: Name of the model.
-            as_save: Further keyword arguments of `save`. `graph`, `quality` and `metadata` default to those in the
+            as_save: Further keyword arguments of `save`. `graph`, `quality` and `metadata` default to the values in the
                 file. If another tool wrote the file, the file's own metadata (`__metadata__` of safetensors, schema
                 metadata of Arrow) becomes the version's metadata.
 
@@ -531,7 +531,7 @@ class Repository(Deployment):
 
         Args:
             name: Name of the model.
-            after: Number of a version. 0 accepts any version.
+            after: Version number. 0 accepts any version.
             timeout: Seconds to wait.
 
         Returns:

@@ -19,7 +19,7 @@ class RepositoryStats:
     bytes_memory: int
     """Bytes of the stored tensors that are in memory."""
     bytes_disk: int
-    """Bytes of the files on disk that hold tensors."""
+    """Bytes of the segment files on disk. Segment files contain the tensors."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
 

@@ -26,7 +26,7 @@ class Problem:
     """A problem with a version, or with a file that the repository stores on disk."""
 
     ref: ModelRef | None
-    """The affected version. None if the problem is a file whose name does not identify a version."""
+    """The affected version. None if the problem is in a file whose name does not identify a version."""
     text: str
     """Description of the problem: the file or tensor, the expected value and the value found."""
 

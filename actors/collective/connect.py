@@ -39,7 +39,7 @@ def connect(
     timeout: float = TIMEOUTS.operation,
     rendezvous: Rendezvous | None = None,
 ) -> Group:
-    """Join a collective group, and return when all members have joined.
+    """Join a collective group, and return a `Group` when all members have joined.
 
     Args:
         name: Name of the group.
@@ -49,15 +49,15 @@ def connect(
         backend: `"shared"` (within one machine, from memory to memory), `"gloo"` (TCP, needs PyTorch) or `"nccl"`
             (between GPUs, needs CuPy). `"auto"` uses shared memory if all members can read each other's memory, and
             otherwise Gloo.
-        timeout: Seconds to wait for all members. It is also the default timeout of the group's operations.
+        timeout: Seconds to wait for all members. This value is also the default timeout of the group's operations.
         rendezvous: Meeting point where the members exchange addresses. None means the meeting point of the running
             engine.
 
     Raises:
         OperationTimeoutError: if not all members join in time. The message names the missing ranks.
         PeerLostError: if a member dies or leaves during the call.
-        ValueError: if an argument is invalid or differs from another member's, if another process has joined as this
-            rank, or if the members of a `"shared"` group cannot read each other's memory.
+        ValueError: if an argument is invalid, if `size` or `backend` differs between members, if another member has
+            the same rank, or if the members of a `"shared"` group cannot read each other's memory.
         ImportError: if a package that the back end needs is not installed.
 
     >>> from tensorvine.actors.collective.rendezvous import LocalRendezvous
@@ -81,17 +81,17 @@ def connect(
 def renew(
     group: Group, rank: int, size: int, *, timeout: float | None = None, rendezvous: Rendezvous | None = None
 ) -> Group:
-    """Leave a group, and join it again with the next epoch number and possibly other members.
+    """Leave a group, and join the next epoch of the group. The next epoch can have other members.
 
     Args:
-        group: The current group. It is closed.
+        group: The current group. The call closes this group.
         rank: Number of this member in the next epoch.
         size: Number of members in the next epoch.
         timeout: Seconds to wait for all members, as in `connect`. None means the group's timeout.
         rendezvous: Meeting point where the members exchange addresses, as in `connect`.
 
     Raises:
-        Exception: the errors of `connect`.
+        OperationTimeoutError, PeerLostError, ValueError, ImportError: as in `connect`.
     """
     group.close()
     return connect(

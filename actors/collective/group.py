@@ -33,9 +33,9 @@ class Work(Protocol):
     """A running operation of a group."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the operation has ended. Later calls have the same outcome.
+        """Wait until the operation has ended. Further calls return, or raise the same error, without waiting.
 
-        If the operation does not end in time, the group is broken: its later operations fail.
+        If the operation does not end in time, the group is broken: later operations of the group fail.
 
         Args:
             timeout: Seconds to wait from now. None means the operation's own timeout.
@@ -55,21 +55,20 @@ class Work(Protocol):
 class Group(ABC):
     """One member of a collective group.
 
-    `connect` joins a group and returns the member. `close`, or the end of a `with` block, leaves the group.
+    `connect` joins a group and returns a `Group`. `close`, or the end of a `with` block, leaves the group.
 
     As in MPI, the methods `isend`, `irecv`, `ibroadcast`, `iall_gather`, `iall_reduce` and `ibarrier` start an
     operation and return a `Work` to wait for. The methods `send`, `recv`, `broadcast`, `all_gather`, `all_reduce` and
     `barrier` wait until the operation has ended.
 
-    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of them. Arrays are not
-    copied. Until the operation has ended, do not change an array that is sent, and do not read an array that is
-    received.
+    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of such arrays. Arrays are
+    not copied. Until an operation has ended, do not change its input array, and do not read its output array.
 
     All ranks must call the collectives (broadcast, all-gather, all-reduce and barrier) in the same order and with the
     same root, reduction, bounds, dtype and shape. Between two ranks, the k-th `recv` receives the array of the k-th
-    `send`; the two arrays must have the same size and dtype. If calls do not match, the ranks concerned raise
+    `send`. The two arrays must have the same size and dtype. If calls do not match, the affected ranks raise
     `TensorMismatchError` before any of their arrays is written to. However, if one rank calls `send` or `recv` and the
-    other rank calls a collective instead, the `send` or `recv` waits until its timeout.
+    other rank calls a collective instead, `send` or `recv` fails with `OperationTimeoutError`.
 
     A failed operation breaks the group: running operations fail, and later operations raise the same error. Several
     threads can use a group.
@@ -90,12 +89,12 @@ class Group(ABC):
 
     @abstractmethod
     def check(self, array: object, what: str, *, writes: bool) -> None:
-        """Check that the group accepts an array, before an operation starts.
+        """Check that operations of the group accept an array.
 
         Args:
             array: The array.
             what: Description of the array for the error message.
-            writes: Whether the array will be written to.
+            writes: Whether the array must be writable.
 
         Raises:
             TensorMismatchError: if `array` is not a contiguous array of numbers, or if `writes` is true and `array` is
@@ -104,7 +103,7 @@ class Group(ABC):
 
     @abstractmethod
     def isend(self, array: object, to: int, *, timeout: float | None = None) -> Work:
-        """Start to send an array to another rank.
+        """Start sending an array to another rank.
 
         Args:
             array: A contiguous array.
@@ -119,7 +118,7 @@ class Group(ABC):
 
     @abstractmethod
     def irecv(self, array: object, source: int, *, timeout: float | None = None) -> Work:
-        """Start to receive the next array from another rank.
+        """Start receiving the next array from another rank.
 
         Args:
             array: A contiguous, writable array of the same size and dtype as the sent array. The shapes can differ.
@@ -134,53 +133,53 @@ class Group(ABC):
 
     @abstractmethod
     def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
-        """Start to copy the root's array to all ranks.
+        """Start copying the root's array to all ranks.
 
         Args:
-            array: A contiguous array of the same dtype and shape on all ranks. The root's array is copied into it.
+            array: A contiguous array of the same dtype and shape on all ranks. The arrays of the ranks other than the
+                root are overwritten.
             root: Rank whose array is copied.
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the larger operation of which this is a step, for error messages. All ranks must give the
-                same name.
+            part_of: Name of the enclosing operation, for error messages. All ranks must give the same name.
 
         Raises:
             ValueError: if `root` is not a rank of the group.
-            TensorMismatchError: if `array` is not a contiguous array of numbers, or not writable.
+            TensorMismatchError: if `array` is not a contiguous array of numbers, or is read-only on another rank than
+                the root.
             PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
-        """Start to collect the parts of an array from all ranks, in place.
+        """Start collecting the parts of an array from all ranks, in place.
 
-        Before the call, each rank has written its own part into its array. Afterwards, the arrays of all ranks contain
-        all parts.
+        Before the call, each rank writes its own part into its array. After the operation, the arrays of all ranks
+        contain all parts.
 
         Args:
             array: The whole array, 1-d, of the same length on all ranks.
             bounds: `size + 1` ascending indices. The part of rank r is `array[bounds[r]:bounds[r + 1]]`, which can be
-                empty. None means parts whose lengths differ by at most one, the longer parts first.
+                empty. None divides the array into parts whose lengths differ by at most one, with longer parts first.
             timeout: Seconds until the operation times out. None means the group's timeout.
 
         Raises:
-            ValueError: if `bounds` are not ascending indices of the array.
+            ValueError: if `bounds` is not a sequence of `size + 1` ascending indices of the array.
             TensorMismatchError: if `array` is not a contiguous, writable array of numbers.
             PeerLostError, OperationTimeoutError: if the group is broken.
         """
 
     @abstractmethod
     def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
-        """Start to combine the arrays of all ranks element by element, in place.
+        """Start combining the arrays of all ranks element by element, in place.
 
-        The result is bit-for-bit identical on all ranks. For the same arrays, it is also identical in every group of
-        the same size and back end.
+        The result is bit-for-bit identical on all ranks. With the back ends "shared" and "gloo", all groups of the same
+        size and back end compute an identical result from identical arrays.
 
         Args:
-            array: A contiguous array of the same dtype and shape on all ranks.
+            array: A contiguous array of the same dtype and shape on all ranks. The result overwrites the array.
             op: The reduction: "sum", "mean", "min", "max" or "product".
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the larger operation of which this is a step, for error messages. All ranks must give the
-                same name.
+            part_of: Name of the enclosing operation, for error messages. All ranks must give the same name.
 
         Raises:
             ValueError: if `op` is unknown.
@@ -197,7 +196,7 @@ class Group(ABC):
     def close(self) -> None:
         """Leave the group. A second call does nothing.
 
-        Running operations of this rank, and those of other ranks that need this rank, fail with `PeerLostError`.
+        Running operations of this rank, and operations of other ranks that need this rank, fail with `PeerLostError`.
         """
 
     def send(self, array: object, to: int, *, timeout: float | None = None) -> None:

@@ -111,7 +111,7 @@ class Meeting:
 
 
 class LocalRendezvous:
-    """A meeting point within one process, for members of a group that are threads or coroutines of the process.
+    """A meeting point for members of a group that are threads or coroutines of one process.
 
     >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
     [{'port': 7}]
@@ -122,7 +122,7 @@ class LocalRendezvous:
         self._lock = threading.Lock()
 
     def exchange(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
-        """Exchange endpoints (addresses) with all ranks, from a thread.
+        """Send this member's endpoint (address) to all ranks, and return the endpoints of all ranks.
 
         Args:
             key: Name of the meeting. Error messages begin with this name.
@@ -136,7 +136,7 @@ class LocalRendezvous:
 
         Raises:
             OperationTimeoutError: if a member is missing when the timeout ends. The message names the missing ranks.
-            ValueError: if another member has the same rank or another size, or `rank` is not from 0 to size - 1.
+            ValueError: if another member has the same rank or a different size, or `rank` is not from 0 to size - 1.
         """
         deadline = Deadline.after(timeout)
         meeting, complete = self._come(key, rank, size, endpoint)
@@ -144,7 +144,7 @@ class LocalRendezvous:
         return self._left(key, rank, meeting, complete, timeout)
 
     async def met(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
-        """Exchange endpoints with all ranks, from a coroutine. Arguments and errors are those of `exchange`."""
+        """Exchange endpoints without blocking the event loop. Arguments, result and errors are as in `exchange`."""
         meeting, complete = self._come(key, rank, size, endpoint)
         await asyncio.wait([asyncio.wrap_future(complete)], timeout=max(timeout, 0.0))
         return self._left(key, rank, meeting, complete, timeout)

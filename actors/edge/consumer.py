@@ -56,11 +56,11 @@ _UNFIT = (GraphError, TensorMismatchError, TensorNotFoundError)
 
 
 class EdgeConsumer:
-    """A consumer outside the cluster, which receives the versions of one model without Ray or Dask.
+    """A consumer outside the cluster that receives the versions of one model without Ray or Dask.
 
-    Redis announces new versions. Their tensors are read from the shards over TCP and checked against content hashes.
-    With `build`, a thread loads the newest version into a model, which computes the answers of `infer`. A version that
-    does not fit the model is refused; `infer` then continues to use the previous version.
+    Redis announces new versions. The consumer reads their tensors from the shards over TCP and checks the tensors
+    against content hashes. With `build`, a background thread loads each newest version into a model, and `infer` runs
+    the model. The consumer refuses a version that does not fit the model, and continues to use the previous version.
 
     Args:
         url: URL of the Redis server that the repository was started with.
@@ -73,8 +73,8 @@ class EdgeConsumer:
 
     Raises:
         ValueError: if `url` is not the URL of a Redis server.
-        StorageError: if the server does not answer during this call. If the server fails later, the consumer waits for
-            it.
+        StorageError: if the server does not answer during this call. If the server fails later, the consumer
+            reconnects.
         CodecUnavailableError: if the package `redis` is not installed.
 
     >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
@@ -122,7 +122,7 @@ class EdgeConsumer:
         version, all versions of the restarted repository count as newer.
 
         Args:
-            after: Number of a version. 0 accepts any version.
+            after: Version number. 0 accepts any version.
             timeout: Seconds to wait.
 
         Returns:
@@ -149,7 +149,7 @@ class EdgeConsumer:
 
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
-            RepositoryNotFoundError: if no repository of this name was ever started.
+            RepositoryNotFoundError: if Redis does not contain a repository of this name.
             StorageError: if Redis does not answer.
             ShardUnavailableError, OperationTimeoutError: if a shard does not answer in time.
             ModelLostError: if bytes of the version were lost when a shard died.
@@ -186,7 +186,7 @@ class EdgeConsumer:
     def info(self, model: Model | None = None) -> ModelInfo:
         """Return the parent, quality, metadata, time of the save, sizes and codec of a version.
 
-        The information is read from Redis. No shard is contacted.
+        The call reads Redis and does not contact a shard.
 
         Args:
             model: The version. None means the newest version of this consumer's model.
@@ -210,23 +210,23 @@ class EdgeConsumer:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that `infer` uses. None before the first version has been loaded, and without `build`."""
+        """The version that `infer` uses. None before the first version is loaded, or without `build`."""
         return self._serving.ref if self._serving is not None else None
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """The last versions, at most 64, that were refused because they did not fit the model, with the reasons."""
+        """Mapping of refused versions to the reasons, for the last 64 versions that the model could not load."""
         return self._serving.refused if self._serving is not None else {}
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Compute the outputs for a batch with the newest version that has been loaded.
+        """Compute the outputs for a batch with the newest loaded version.
 
         Args:
             batch: Input of the model.
             timeout: Seconds to wait for the first version. The method does not wait for later versions.
 
         Returns:
-            The outputs, the version that computed them, and the duration of the computation.
+            The outputs, the version that computed the outputs, and the duration of the computation.
 
         Raises:
             ValueError: if the consumer has no `build`.
@@ -248,7 +248,7 @@ class EdgeConsumer:
 
         Raises:
             ValueError: if the consumer has no `build`.
-            OperationTimeoutError: if `infer` does not use this version or a newer one in time.
+            OperationTimeoutError: if `infer` does not use this version or a newer version in time.
         """
         return self._answering().wait_for(version, timeout)
 

@@ -60,7 +60,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport:
-    """The result of `Repository.scale`: the numbers of shards, the moved names and bytes, and the duration."""
+    """The result of `Repository.scale`: numbers of shards, moved names and bytes, and duration of the change."""
 
     shards_before: int
     """Number of shards before the change."""

@@ -28,16 +28,16 @@ LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A fitted loss curve: the name of its formula, and the values of the parameters."""
+    """A fitted loss curve: the name and parameters of a formula for the loss, and the error of the fit."""
 
     form: str
-    """Name of the curve's form, which is a formula, such as "exp3"."""
+    """Name of the formula, such as "exp3"."""
     params: dict[str, float]
-    """Parameters of the curve: name -> value."""
+    """Mapping of the names of the formula's parameters to the fitted values."""
     origin: int
-    """Iteration at which the variable x of the curve's formula is 0."""
+    """Iteration at which the variable x of the formula is 0."""
     mse: float
-    """Mean squared error of the curve over the losses to which it was fitted."""
+    """Mean squared error of the curve over the losses that were used for the fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,22 +36,22 @@ log = logging.getLogger(__name__)
 
 
 class Candidate:
-    """A candidate of an architecture search, which inherits layers from a stored model (EvoStore, section 4.3).
+    """A candidate of an architecture search. The candidate inherits layers from a stored model (EvoStore, section 4.3).
 
-    The constructor finds the stored version that shares the longest prefix of layers with `model`, pins this version,
-    the ancestor, and loads the matching layers into `model`. `release`, or the end of a `with` block, removes the pin.
+    The constructor finds the ancestor: the stored version that shares the longest prefix of layers with `model`. The
+    constructor pins the ancestor and loads the matching layers into `model`. `release`, or the end of a `with` block,
+    removes the pin.
 
     Args:
-        repository: Repository in which the ancestor is searched and the candidate is saved. None means that nothing is
-            inherited or saved.
+        repository: Repository that contains the ancestor and stores the candidate. None disables inheriting and saving.
         name: Name of the candidate's model in the repository.
-        model: A built Keras model, to be compiled after this call, or a torch module.
-        freeze: Whether inherited layers are excluded from training, by setting `trainable` to False in Keras and
-            `requires_grad` to False in PyTorch. If all tensors are inherited, the output layers are not frozen.
+        model: A torch module, or a built Keras model. Compile a Keras model after this call.
+        freeze: Whether to exclude inherited layers from training by setting `trainable` (Keras) or `requires_grad`
+            (PyTorch) to False. If all tensors are inherited, the output layers are not frozen.
 
     Raises:
         InvalidNameError: if the name is malformed.
-        GraphError: if `model` is neither a Keras model nor a torch module, or has no architecture that can be stored.
+        GraphError: if `model` is neither a Keras model nor a torch module, or if the architecture cannot be stored.
         ShardUnavailableError, OperationTimeoutError: if a shard does not answer the query or the load in time.
 
     >>> with Candidate(repo, "nas/7", model) as candidate:                        # doctest: +SKIP
@@ -99,15 +99,15 @@ class Candidate:
             raise
 
     def save(self, quality: float, metadata: Mapping[str, object] | None = None, timeout: float = 60.0) -> Saved | None:
-        """Save the model as a new version, whose parent is the ancestor.
+        """Save the model as a new version. The parent of the version is the ancestor, if any.
 
-        Inherited layers whose tensors are unchanged, bit for bit, are shared with the ancestor. All other tensors are
+        Inherited layers with unchanged tensors, bit for bit, are shared with the ancestor. All other tensors are
         written.
 
         Args:
             quality: Quality of the model, a finite number. Higher is better.
             metadata: Mapping of JSON values to store with the version.
-            timeout: Seconds for the save.
+            timeout: Seconds to wait for the save.
 
         Returns:
             The new version, and the numbers of bytes written and inherited. None if the candidate has no repository.
@@ -146,9 +146,9 @@ class Candidate:
                 raise
 
     def release(self) -> None:
-        """Unpin the ancestor, and stop keeping frozen torch modules in evaluation mode. A second call does nothing.
+        """Unpin the ancestor, and stop forcing frozen torch modules into evaluation mode. A second call does nothing.
 
-        The frozen layers stay excluded from training.
+        Frozen layers stay excluded from training.
         """
         self._released = True
         self._taken = {}

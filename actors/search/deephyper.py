@@ -1,12 +1,11 @@
-"""Architecture search with DeepHyper, whose candidates are saved in a repository and inherit layers from it.
+"""Architecture search with DeepHyper. Candidates inherit layers from stored models and are saved in a repository.
 
-The model of a candidate is named after the prefix of the search and the id of the job. Two searches in one repository
+The model name of a candidate is the prefix of the search followed by the id of the job. Two searches in one repository
 need different prefixes, because DeepHyper numbers the jobs of each search from 0.
 
-DeepHyper's population contains only configurations. `Retirement` keeps the versions of these candidates in the same
-order, and retires the versions of candidates that leave the population. The objective of a failed job begins with
-`"F_"`, so DeepHyper does not add the job to its population. `Retirement` retires the versions that a failed job saved,
-if any.
+The population of DeepHyper contains only hyperparameter configurations. `Retirement` keeps the matching versions in the
+same order, and retires each version whose candidate leaves the population. The objective of a failed job begins with
+`"F_"`, so DeepHyper does not add this job to the population. `Retirement` retires all versions that a failed job saved.
 
 This module needs the package `deephyper`.
 """
@@ -38,7 +37,7 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""Maximum number of attempts to draw a value that differs from the parent's, or a child within the search space."""
+"""Maximum number of draws to find a value that differs from the parent's value, or a child that the space allows."""
 
 
 def run_function(
@@ -49,23 +48,23 @@ def run_function(
     prefix: str,
     freeze: bool = True,
 ) -> Callable[[RunningJob], dict[str, object]]:
-    """Return a run function for a DeepHyper evaluator, which builds, trains and saves the candidate of one job.
+    """Return a run function for a DeepHyper evaluator. The function builds, trains and saves the candidate of one job.
 
     Each candidate inherits layers from a stored model, as in `Candidate`.
 
     Args:
         build: Function that builds the model of a job. It must not compile a Keras model.
         train: Function that trains `candidate.model` and returns the quality of the model. Higher is better.
-        repository: Name of a running repository. Each worker process connects to the repository once.
-        prefix: Prefix of the names of this search's models, such as "nas/a/". No other search in the repository, and no
-            earlier search, is allowed to have the same prefix.
-        freeze: Whether inherited layers are excluded from training.
+        repository: Name of a running repository. The jobs of a worker process share one connection.
+        prefix: Prefix of the model names of this search, such as "nas/a/". Do not use the prefix of another or earlier
+            search in the repository.
+        freeze: Whether to exclude inherited layers from training.
 
     Returns:
-        The run function. The metadata of its result has "ref" and "ancestor" (references to versions as text, or
-        empty), "layers" (number of inherited layers) and "repository_s" (seconds spent in the repository). If a
-        candidate raises an error or its quality is not finite, the objective is `"F_"` followed by the name of the
-        error's type.
+        The run function. The metadata of each result contains "ref" and "ancestor" (references to versions as text,
+        empty for none), "layers" (number of inherited layers) and "repository_s" (seconds spent on calls to the
+        repository). If a candidate raises an error, or the quality is not finite, the objective is `"F_"` followed by
+        the name of the error type.
 
     Raises:
         InvalidNameError: if the name of a model cannot begin with `prefix`.
@@ -84,11 +83,11 @@ def run_function(
 
 
 class Retirement(Callback):
-    """A DeepHyper callback that retires the versions of candidates which have left the population of the search.
+    """A DeepHyper callback that retires the versions of candidates that leave the population of the search.
 
     Args:
         population: Population of versions. Its size must equal the population size of the search.
-        prefix: Prefix of the names of the search's models, as in `run_function`.
+        prefix: Prefix of the model names of the search, as in `run_function`.
     """
 
     def __init__(self, population: Population, prefix: str) -> None:
@@ -98,7 +97,7 @@ class Retirement(Callback):
         """Names that workers which died may have left versions under -> the version that stays."""
 
     def on_done(self, job: Job) -> None:
-        """Add a finished candidate to the population, or retire the versions that a failed candidate saved.
+        """Add a finished candidate to the population, or retire all versions that a failed candidate saved.
 
         Raises:
             ValueError: if the job was not run by `run_function`.
@@ -119,16 +118,16 @@ class Retirement(Callback):
             log.warning("versions of failed jobs are retired after the next job: %s", exc)
 
     def on_done_other(self, job: Job) -> None:
-        """Call `on_done` for a job that another process of this search ran."""
+        """Handle a job that another process of this search ran, in the same way as `on_done`."""
         self.on_done(job)
 
 
 class AgedEvolution(RegularizedEvolution):
-    """A `RegularizedEvolution` of DeepHyper whose children differ from their parent in exactly one decision.
+    """A variant of DeepHyper's `RegularizedEvolution` in which each mutation changes one active hyperparameter.
 
-    A decision is a hyperparameter of the search space. The mutation of `RegularizedEvolution` can draw the
-    parent's value again. The child is then a copy of the parent: it inherits all layers and adds nothing to the search.
-    The arguments are those of `RegularizedEvolution`.
+    The mutation of `RegularizedEvolution` can draw the parent's value again. The child is then a copy of the parent:
+    the child inherits all layers, and its training adds no information to the search. The constructor has the same
+    arguments as `RegularizedEvolution`.
     """
 
     _problem: HpProblem
@@ -176,10 +175,10 @@ class AgedEvolution(RegularizedEvolution):
 
 
 class SparingEvaluator(RayEvaluator):
-    """A `RayEvaluator` of DeepHyper that continues a search when a worker dies. Only the job of this worker fails.
+    """A variant of DeepHyper's `RayEvaluator` that continues the search when a worker dies. Only one job fails.
 
-    The failed job is not started again, so a job that exhausts the memory of one worker cannot exhaust the memory of
-    the next. `Retirement` retires the versions that the failed job saved, if any. The arguments are those of
+    The failed job is not retried, so a job that exhausts the memory of one worker cannot exhaust the memory of another
+    worker. `Retirement` retires all versions that the failed job saved. The constructor has the same arguments as
     `RayEvaluator`.
     """
 
@@ -188,9 +187,9 @@ class SparingEvaluator(RayEvaluator):
         self._remote_run_function = self._remote_run_function.options(max_retries=0)
 
     async def execute(self, job: Job) -> Job:
-        """Run a job on a worker. If the worker dies, the job fails.
+        """Run a job on a worker, and return the finished job.
 
-        The objective of the failed job is then `"F_"` followed by the name of the error's type.
+        If the worker dies, the objective of the job is `"F_"` followed by the name of the error type.
         """
         try:
             return await super().execute(job)
@@ -199,10 +198,10 @@ class SparingEvaluator(RayEvaluator):
             return self._update_job_when_done(job, f"F_{type(exc).__name__}")
 
     def abandon(self) -> None:
-        """Stop waiting for the jobs of an interrupted search, such as after Ctrl-C. Call this before Ray is stopped.
+        """Stop waiting for the jobs of a search that was interrupted, for example by Ctrl-C.
 
-        Otherwise DeepHyper asks Ray for the jobs when the evaluator is collected as garbage. If Ray was already
-        stopped, this request starts another Ray, and DeepHyper waits for jobs that this Ray does not have.
+        Call this method before Ray is stopped. Otherwise, DeepHyper requests the jobs from the stopped Ray when Python
+        deletes the evaluator. The request starts a new Ray, and DeepHyper waits for jobs that do not exist there.
         """
         loop, self.loop = self.loop, None
         if loop is None or loop.is_closed():
@@ -216,17 +215,17 @@ class SparingEvaluator(RayEvaluator):
 
 
 def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
-    """Draw a random value of a decision, different from `value`.
+    """Draw a random value of a hyperparameter that differs from the current value.
 
-    If the values of the decision have weights, these are the odds of the draw.
+    The values of a categorical hyperparameter are drawn with their weights.
 
     Args:
         decision: Hyperparameter of the search space, with at least two values.
-        value: The current value of the decision.
+        value: The current value of the hyperparameter.
         random: Source of random numbers.
 
     Raises:
-        ValueError: if no other value was drawn in `DRAWS` attempts.
+        ValueError: if none of `DRAWS` draws gives another value.
     """
     if isinstance(decision, OrdinalHyperparameter):
         others = [other for other in decision.sequence if other != value]

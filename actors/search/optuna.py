@@ -1,7 +1,7 @@
-"""Search with Optuna: record the version that each trial saved, and retire versions that are not among the best.
+"""Search with Optuna: record the version that each trial saves, and keep the versions of the best trials.
 
-The version of a trial is recorded in a user attribute of the trial. So every storage of Optuna keeps the version, and a
-resumed study needs no other state. This module needs the package `optuna`.
+`attach` records the version in a user attribute of the trial. Every Optuna storage keeps user attributes, so a resumed
+study needs no other state. This module needs the package `optuna`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ATTRIBUTE = "tensorvine"
 
 
 def attach(trial: optuna.Trial, ref: ModelRef) -> None:
-    """Record the version that a trial saved. Call this in the objective function, after the save.
+    """Record the version that a trial saved. Call `attach` in the objective function, after the save.
 
     Args:
         trial: The running trial.
-        ref: The version.
+        ref: The saved version.
 
     >>> def objective(trial):                                                     # doctest: +SKIP
     ...     with Candidate(connected("nas"), f"study/{trial.number}", build(trial)) as candidate:
@@ -33,20 +33,20 @@ def attach(trial: optuna.Trial, ref: ModelRef) -> None:
 
 
 def ref_of(trial: FrozenTrial | optuna.Trial) -> ModelRef | None:
-    """Return the version that `attach` recorded for a trial, or None if it recorded no version."""
+    """Return the version that `attach` recorded for a trial, or None if no version was recorded."""
     text = trial.user_attrs.get(ATTRIBUTE)
     return None if text is None else ModelRef.parse(text)
 
 
 class Retirement:
-    """An Optuna callback that retires the versions of trials which failed, were pruned, or are not among the best.
+    """An Optuna callback that retires the versions of trials that failed, were pruned, or are not among the best.
 
-    Several trials can have the same version, such as a failed trial and its retry. A version is retired when all of its
-    trials have finished and none of them is among the best.
+    Several trials can have the same version, such as a failed trial and its retry. A version is retired when all trials
+    with this version have finished and none of these trials is among the best.
 
     Args:
         repository: Repository in which the trials save.
-        best: Number of best completed trials that keep their versions.
+        best: Number of best completed trials whose versions are kept.
 
     Raises:
         ValueError: if `best` is not positive.

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Population:
-    """The population of an aged evolution, oldest candidate first. The versions of removed candidates are retired.
+    """The population of an aged (regularized) evolution search. The versions of removed candidates are retired.
 
     A candidate in training can still inherit from a retired version, because the candidate pins this version (see
     `Candidate`). A version that was added several times is retired when its last entry is removed. If a shard does not
@@ -50,7 +50,7 @@ class Population:
 
     @property
     def refs(self) -> tuple[ModelRef, ...]:
-        """The versions of the candidates in the population, oldest first."""
+        """Versions of the candidates in the population, oldest first."""
         return tuple(self._queue)
 
     def add(self, ref: ModelRef) -> ModelRef | None:
@@ -68,18 +68,18 @@ class Population:
         return gone
 
     def drop(self, ref: ModelRef) -> None:
-        """Retire a version, such as that of a failed candidate, and remove it from the population if it is there."""
+        """Retire a version and remove all its entries from the population. Use this method for a failed candidate."""
         self._queue = deque(entry for entry in self._queue if entry != ref)
         self._leave([ref])
 
     def drop_versions(self, name: str, but: ModelRef | None = None) -> None:
         """Retire all versions of a candidate's model, except `but`.
 
-        Use this method when a worker was killed after it saved a version and before it reported the version.
+        Use this method if a worker may have been killed between the save and the report of a version.
 
         Args:
             name: Name of the candidate's model.
-            but: Version to keep. None means that no version is kept.
+            but: Version to keep. None retires all versions.
 
         Raises:
             ShardUnavailableError, OperationTimeoutError: if the versions cannot be listed.
@@ -89,7 +89,7 @@ class Population:
                 self.drop(ref)
 
     def restore(self, refs: Iterable[ModelRef]) -> None:
-        """Replace the population by that of a stopped search. If it exceeds `size`, retire the oldest versions.
+        """Replace the population with the candidates of a stopped search. Retire the oldest versions beyond `size`.
 
         Args:
             refs: Versions of the candidates of the stopped search, oldest first.

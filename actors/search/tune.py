@@ -1,10 +1,10 @@
 """Search with Ray Tune: the checkpoint of a trial is a reference to a version in a repository.
 
-The checkpoint's directory holds one small file, `reference.json`. The tensors stay in the repository when Tune stores
-or copies the checkpoint, or gives it to another trial.
+The checkpoint directory contains one small file, `reference.json`. The tensors stay in the repository when Tune stores
+or copies the checkpoint, or passes the checkpoint to another trial.
 
-Population-based training gives the checkpoint of one trial to a second trial, which then loads the version of the
-checkpoint. If the second trial saves its next version with this version as `parent`, the next version derives from it.
+In population-based training, a trial can receive the checkpoint of another trial and load the version of this
+checkpoint. Pass this version as `parent` of the next save, so that the new version derives from the loaded version.
 
 Tune cannot delete versions. `Retirement` retires the versions from which no trial can be restored. This module needs
 the package `ray[tune]`.
@@ -34,10 +34,10 @@ FILE = "reference.json"
 
 
 def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
-    """Write a reference to a version into the directory of a checkpoint. Call this in `Trainable.save_checkpoint`.
+    """Write a reference to a version into a checkpoint directory. Call `write_ref` in `Trainable.save_checkpoint`.
 
     Args:
-        directory: Directory of the checkpoint.
+        directory: The checkpoint directory.
         ref: The version.
     """
     Path(directory, FILE).write_text(json.dumps({"model": str(ref)}))
@@ -45,9 +45,9 @@ def write_ref(directory: str | os.PathLike[str], ref: ModelRef) -> None:
 
 @contextmanager
 def checkpoint_of(ref: ModelRef) -> Generator[tune.Checkpoint]:
-    """Return a context manager that creates a checkpoint with a reference to a version.
+    """Return a context manager that yields a checkpoint with a reference to a version.
 
-    The directory of the checkpoint is deleted at the end of the `with` block.
+    The checkpoint directory is deleted at the end of the `with` block.
     """
     with tempfile.TemporaryDirectory(prefix="tensorvine-") as directory:
         write_ref(directory, ref)
@@ -58,8 +58,8 @@ def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
     """Report the metrics of a trial to Tune, with a reference to a version as the checkpoint.
 
     Args:
-        metrics: Metrics, as in `tune.report`.
-        ref: Version from which this trial, or another trial that exploits this trial, continues.
+        metrics: Mapping of metric names to values, as in `tune.report`.
+        ref: Version from which this trial, or another trial that exploits this trial, can continue.
 
     >>> def train(config):                                                        # doctest: +SKIP
     ...     repo, name = connected("pbt"), tune.get_context().get_trial_id()
@@ -75,9 +75,9 @@ def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
 
 
 def resumed() -> ModelRef | None:
-    """Return the version from which this trial continues, or None if it starts from the beginning.
+    """Return the version from which this trial continues, or None if the trial has no checkpoint.
 
-    This is a version that the trial itself reported, or the version of another trial that this trial exploits.
+    The version was reported by this trial, or by another trial that this trial exploits.
     """
     checkpoint = cast("tune.Checkpoint | None", tune.get_checkpoint())
     return None if checkpoint is None else ref_of(checkpoint)
@@ -87,11 +87,11 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
     """Return the version to which a checkpoint refers.
 
     Args:
-        checkpoint: A `tune.Checkpoint` on any file system, or the path of a checkpoint's directory.
+        checkpoint: A `tune.Checkpoint` on any file system, or the path of a checkpoint directory.
 
     Raises:
         StorageError: if the checkpoint cannot be read, or was not created by this module.
-        CorruptDataError: if the file of the checkpoint does not contain a reference.
+        CorruptDataError: if `reference.json` does not contain a reference to a version.
     """
     if isinstance(checkpoint, (str, Path)):
         checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(checkpoint))
@@ -110,16 +110,16 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
 class Retirement(tune.Callback):
     """A Tune callback that retires versions from which no trial can continue.
 
-    Each trial must save under a model name of its own and report the versions that it saves. Earlier versions of this
-    name that Tune did not keep as checkpoints are retired too, because Tune drops the checkpoint of a trial that
-    exploits another trial.
+    Each trial must use its own model name and report every version that the trial saves. The callback also retires
+    earlier versions of this name for which Tune did not call `on_checkpoint`, because Tune drops the checkpoint of a
+    trial that exploits another trial.
 
     Args:
-        repository: Name of the running repository in which the trials save. The callback takes a name and not a client,
-            because Tune stores its callbacks with the experiment.
-        keep: Number of newest versions that are kept for each trial. In population-based training, use the number of
-            reports in a perturbation interval plus 1, because a trial that exploits another trial continues from the
-            version at the end of the interval.
+        repository: Name of the running repository in which the trials save. The argument is a name and not a client,
+            because Tune stores the callback with the experiment.
+        keep: Number of newest versions to keep for each trial. For population-based training, use the number of reports
+            per perturbation interval plus 1. An exploiting trial continues from the version that the other trial
+            reported at the end of the interval.
 
     Raises:
         ValueError: if `keep` is not positive.
@@ -140,7 +140,7 @@ class Retirement(tune.Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: tune.Checkpoint, **info: object
     ) -> None:
-        """Record the version of a new checkpoint, and retire the versions from which no trial can continue now."""
+        """Record the version of a new checkpoint, and retire versions from which no trial can continue."""
         ref, versions = ref_of(checkpoint), self._reported.setdefault(trial.trial_id, {})
         heard = max((other.version for other in versions.values() if other.name == ref.name), default=0)
         self._unheard |= {ModelRef(ref.name, version) for version in range(heard + 1, ref.version)}
@@ -148,7 +148,7 @@ class Retirement(tune.Callback):
         self._sweep(trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
-        """Retire the versions that were kept only because another trial continued from them."""
+        """Retire versions that are neither the checkpoint of a trial nor among the newest `keep` of a trial."""
         self._sweep(trials)
 
     def _sweep(self, trials: Iterable[Trial]) -> None:
@@ -165,11 +165,11 @@ class Retirement(tune.Callback):
             self._reported[trial] = {path: ref for path, ref in versions.items() if ref not in gone}
 
     def get_state(self) -> dict[str, dict[str, str]]:
-        """Return the recorded versions of all trials, which Tune stores with the experiment."""
+        """Return the recorded versions of all trials. Tune stores the result with the experiment."""
         return {trial: {path: str(ref) for path, ref in versions.items()} for trial, versions in self._reported.items()}
 
     def set_state(self, state: dict[str, dict[str, str]]) -> None:
-        """Restore the recorded versions of all trials from a stored experiment."""
+        """Restore the recorded versions of all trials from a result of `get_state`."""
         self._reported = {
             trial: {path: ModelRef.parse(text) for path, text in versions.items()} for trial, versions in state.items()
         }

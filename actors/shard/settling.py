@@ -1,12 +1,12 @@
-"""What follows from every change of a shard's state.
+"""Carry out the consequences of a change of a shard's state.
 
 Rules
-- The state decides what is to be freed, compacted, deleted and told to other shards, and leaves it; here it is done.
-- Other shards are told without the lock. While the successors of a shard that drains still learn who holds what,
-  nothing is told: it would overtake that.
-- Who changes the state settles next, and has told other shards when it returns. The sweep's thread tells only what
-  nobody told for a whole period: entries that a call has just made are that call's to tell and to wait for.
-- Then the version page shows the epoch, and those look again who wait for room.
+- The state decides what to free, compact, delete and send to other shards, and lists it; `Settling` carries it out.
+- Other shards are notified without the lock. While the successors of a draining shard still learn which versions hold
+  which tensors, nothing is sent: it would overtake that.
+- A call settles after it has changed the state, and returns when the other shards have answered. The sweep's thread
+  sends only entries that are older than a period: newer ones belong to a call that waits for them.
+- Last, the version page shows the new epoch, and callers that wait for room check again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .handoff.segment_handoff import SegmentHandoff
 
 
 class Settling:
-    """Carries out what changes of one shard's state leave to be done.
+    """Carries out the consequences of changes of one shard's state.
 
     Args:
         context: the shard's.
-        segment_handoff: knows the successors, if the shard drains.
+        segment_handoff: names the successors of a draining shard.
     """
 
     def __init__(self, context: ShardContext, segment_handoff: SegmentHandoff) -> None:
@@ -40,14 +40,14 @@ class Settling:
         self._tidy: list[Callable[[], None]] = []
         self._telling = Busy()
         self._left: set[tuple[int, Holder]] = set()
-        """What the outbox held at the last `tell_left`."""
+        """Entries of the outbox at the last `tell_left`."""
 
     def also(self, tidy: Callable[[], None]) -> None:
-        """Have a part carry out what the state left to it; it is called with the lock held."""
+        """Add a function that each `settle` calls with the lock held."""
         self._tidy.append(tidy)
 
     async def settle(self) -> None:
-        """Carry out what the state left, and wait until other shards were told."""
+        """Carry out the consequences of the last changes, and wait until the other shards have answered."""
         with self._telling:
             with self._lock:
                 outbox = self._take(self._state.outbox)
@@ -56,11 +56,11 @@ class Settling:
                 await self._peers.release(holder, [shard])
 
     def settle_from_thread(self) -> None:
-        """Carry out what concerns this shard only; `tell_left` tells the other shards."""
+        """Carry out what concerns this shard only; `tell_left` notifies the other shards."""
         self._settle_here()
 
     def tell_left(self) -> None:
-        """Tell other shards what is left since the last call, without waiting for their answers."""
+        """Send other shards the entries that are older than the last call, without waiting for answers."""
         with self._lock:
             left = self._take([entry for entry in self._state.outbox if entry in self._left])
             self._left = set(self._state.outbox)
@@ -69,24 +69,24 @@ class Settling:
 
     @property
     def is_telling(self) -> bool:
-        """Whether other shards are being told, or are to be. Read it with the lock held."""
+        """Whether notifications to other shards are pending. Read it with the lock held."""
         return bool(self._state.outbox) or bool(self._telling)
 
     def forget(self, holder: Holder) -> None:
-        """Forget a holder, and with the next `settle`, if this shard drains, at those that have its segments now."""
+        """Remove a holder; if this shard drains, the next `settle` removes it at the successors, too."""
         with self._lock:
             self._state.release(holder)
             self._state.outbox += [(successor, holder) for successor in self._segment_handoff.successors]
 
     async def pass_on(self, request: Request[None]) -> None:
-        """Tell the shards that have this one's segments now, if it drains."""
+        """Send a request to the successors, if this shard drains."""
         with self._lock:
             moved = self._segment_handoff.moved
         if moved:
             await self._segment_handoff.pass_on(request)
 
     def _take(self, entries: list[tuple[int, Holder]]) -> list[tuple[int, Holder]]:
-        """Take entries out of the outbox: none while successors learn who holds what, which would be overtaken."""
+        """Remove entries from the outbox and return them. Returns [] while successors learn the holders."""
         if self._segment_handoff.is_telling:
             return []
         taken = set(entries)
@@ -94,7 +94,7 @@ class Settling:
         return entries
 
     def _settle_here(self) -> None:
-        """Do of it what concerns this shard only."""
+        """Carry out what concerns this shard only."""
         with self._lock:
             self._segment_memory.settle()
             for tidy in self._tidy:

@@ -74,18 +74,18 @@ def load_arrays(
     chunks: object = None,
     timeout: float = 60.0,
 ) -> dict[str, Array]:
-    """Return tensors of a version as Dask arrays, whose chunks are read when Dask computes them.
+    """Return tensors of a version as Dask arrays. Each chunk is read by the Dask task that needs the chunk.
 
-    The tasks run on Dask workers, in threads of this process, or in workers of Ray. Each chunk is read by the task that
-    needs it. If the version is retired before a task reads its chunk, the task raises `ModelNotFoundError`.
+    The tasks run on Dask workers, in threads of this process, or on Ray workers. If the version is retired before a
+    task reads a chunk, the task raises `ModelNotFoundError`.
 
     Args:
         repository: Repository that contains the version.
-        model: The version. A name without a number means the latest version at the time of this call.
+        model: The version. A name without a version number means the latest version at the time of this call.
         tensors: Names of the tensors. None means all tensors.
         chunks: Chunks in any form that `dask.array.from_array` accepts, or a mapping of tensor names to such chunks.
-            None divides tensors along their first axis, by Dask's option `array.chunk-size`. This also applies to
-            tensors that a mapping does not contain.
+            None divides a tensor along its first axis, according to Dask's option `array.chunk-size`. Tensors that are
+            missing from the mapping are divided in the same way.
         timeout: Seconds to wait for each read.
 
     Returns:
@@ -93,7 +93,7 @@ def load_arrays(
 
     Raises:
         ModelNotFoundError: if the version does not exist or was retired.
-        TensorNotFoundError: if the version has no such tensor.
+        TensorNotFoundError: if `tensors` or `chunks` contains a name that the version does not have.
         TensorMismatchError: if a tensor cannot be divided into the given chunks.
         EngineUnavailableError: if `dask.array` is not installed.
 

@@ -18,11 +18,11 @@ def connected(name: str, start: str | None = None) -> Repository:
 
     Args:
         name: Name of the repository.
-        start: Id that the repository received when it was started, as returned by `start_of`. None accepts any id.
+        start: Start id of the repository, from `start_of`. Each start has a new id. None accepts any id.
 
     Raises:
-        RepositoryNotFoundError: if no repository of that name runs, or if the running repository has another id than
-            `start`.
+        RepositoryNotFoundError: if no repository with this name is running, or if the running repository has another
+            start id.
     """
     with _lock:
         known = _connections.get(name)
@@ -42,9 +42,9 @@ def connected(name: str, start: str | None = None) -> Repository:
 
 
 def disconnect(name: str) -> None:
-    """Close the client that `connected` returned for a repository, if any.
+    """Close this process's client of a repository, if `connected` has created a client.
 
-    The next call of `connected` connects again.
+    The next call of `connected` creates a new client.
     """
     with _lock:
         known = _connections.pop(name, None)

@@ -83,14 +83,13 @@ def save_arrays(
     durability: Literal["memory", "disk"] = "memory",
     timeout: float = 600.0,
 ) -> Saved:
-    """Save a new version of a model whose tensors are Dask arrays, without collecting them in one process.
+    """Save a new version of a model from Dask arrays, without collecting the arrays in one process.
 
-    Dask's current scheduler computes the arrays, on a cluster or in threads of this process. Tasks that several arrays
-    have in common are computed once. All tensors are written, even if the parent has equal tensors. Other saves of this
-    client, including saves by the tasks, do not wait for this save.
+    The current Dask scheduler computes the arrays, on a cluster or in threads of this process. A task that several
+    arrays share runs once. All tensors are written, even if the parent has equal tensors. Other saves of this client,
+    including saves by the tasks, do not wait for this save.
 
-    If the call ends by a timeout or another exception, it is possible that threads of this process still finish the
-    chunks that they are computing.
+    After a timeout or another exception, threads of this process may continue until their current chunks are computed.
 
     Args:
         repository: Repository in which to save.
@@ -98,21 +97,21 @@ def save_arrays(
         arrays: Mapping of tensor names to Dask arrays, or to arrays that `Repository.save` accepts.
         graph: Architecture of the model, as in `Repository.save`.
         parent: Version from which the new version derives, as in `Repository.save`.
-        quality: Quality of the version, a number, as in `Repository.save`.
+        quality: A number, as in `Repository.save`. Higher is better.
         metadata: Mapping of JSON values to store with the version, as in `Repository.save`.
         durability: `"memory"` or `"disk"`, as in `Repository.save`.
-        timeout: Seconds for the whole save, including the computation.
+        timeout: Seconds to wait for the save, including the computation of the arrays.
 
     Returns:
         The new version, and the number of bytes written.
 
     Raises:
-        TensorMismatchError: if the length of a chunk is unknown, or if a chunk has another dtype or shape than Dask
-            declares for it.
+        TensorMismatchError: if the length of a chunk is unknown, or if the dtype or shape of a computed chunk differs
+            from the metadata of the Dask array.
         OperationTimeoutError: if the save takes longer than `timeout`.
         EngineUnavailableError: if `dask.array` is not installed.
         TensorVineError: the errors of `Repository.save`.
-        Exception: an error that a task raised.
+        Exception: any error that a task raises.
 
     >>> import dask.array
     >>> with Repository.connect("docs") as repo:                                  # doctest: +SKIP

@@ -50,7 +50,7 @@ TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """The measurements of one fork, as defined by DeepClone (section VI-B).
+    """Measurements of one fork, as defined in DeepClone (section VI-B).
 
     Times are accurate to within the latency of one message.
     """
@@ -60,15 +60,15 @@ class ForkReport:
     run: str
     """Name of the run that was forked."""
     step: int
-    """The step after which the state was captured."""
+    """Number of the step after which the state was captured."""
     nbytes: int
-    """Size of the state in bytes."""
+    """Total size of the tensors in the training state, in bytes."""
     held_s: float
-    """Longest time, in seconds, for which the fork blocked the training of a rank. It does not include the slowdown of
-    later steps while the state is sent."""
+    """Longest time for which the fork blocked the training of a rank, in seconds. The slowdown of later steps during
+    the transfer of the state is not included."""
     standby_s: float
-    """Seconds from the start of the captured step until the last clone had the whole state. If the first clone started
-    after that step had begun, the time is measured from the start of that clone."""
+    """Seconds from the start of the captured step until the last clone had the whole state. If the first clone was
+    ready to receive only after this start, the time is measured from when the first clone was ready."""
     readiness_s: float
     """Seconds from the end of the captured step until the last clone had the whole state. 0 if all clones had the whole
     state before the step ended."""

@@ -33,14 +33,14 @@ def fork(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Fork a data-parallel training run: start clones from its state after a given step (DeepClone).
+    """Fork a data-parallel training run: start clones from the state of the run after a given step (DeepClone).
 
     The original run continues during and after the fork. If the fork fails, all clones are stopped, and the original
     run continues.
 
-    Clones record their origin: `metadata["fork"]` of each version that they save contains the fork's id, the original
-    run and the step. If `build` is None and the clones save to the repository of the original run, the parent of their
-    first version is the last version that the original run saved.
+    `metadata["fork"]` of each version that the clones save contains the id of the fork, the name of the original run
+    and the step. If `build` is None and the clones save to the repository of the original run, the parent of the
+    clones' first version is the version that the original run saved or restored last.
 
     Args:
         trainers: Handles of all ranks of the run: `Trainers`, or the result of `find_trainers`.
@@ -50,23 +50,23 @@ def fork(
         transport: Collective back end that sends the state: "auto", "shared", "gloo" or "nccl".
         build: Function that builds the `Training` of a clone. Defaults to the function that built the original ranks.
             Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
-            end, repository, CPUs and GPUs of the original ranks.
-        options: Options to change for the clones, such as the learning rate. If `build` is None, each must be an option
-            that the ranks were started with, that their `build` reads, or that `Trainers.configure` accepts.
+            end, repository, CPUs or GPUs of the original ranks.
+        options: Options to change for the clones, such as the learning rate. If `build` is None, each option must have
+            been passed to `start_trainers`, be read by the original `build`, or be accepted by `Trainers.configure`.
         name: Name of the clones' run. Defaults to the name of the original run with a suffix.
-        repository: Repository that the clones save versions to, or the name of that repository. If `build` is None, it
-            defaults to the repository of the original run. If `build` is given, None means that the clones cannot save.
-        steps: Number of steps that the clones train immediately. The first step starts while the clones are still
-            receiving their state. `Trainers.results` returns the losses. With 0, the clones wait for `Trainers.train`.
+        repository: Repository that the clones save versions to, or the name of that repository. Defaults to the
+            repository of the original run if `build` is None. Otherwise, None means that the clones cannot save.
+        steps: Number of steps that the clones train immediately. The first step can start before the whole state is
+            received. `Trainers.results` returns the losses. With 0, the clones wait for `Trainers.train`.
         timeout: Seconds to wait until all clones have received the whole state.
 
     Returns:
-        The clones. Their attribute `report` is a `ForkReport`.
+        The clones. The attribute `Trainers.report` is the `ForkReport` of the fork.
 
     Raises:
         ForkError: if a rank or a clone fails or dies, `at_step` is in the past, another fork is in progress, the
-            timeout expires, the model of the clones has another architecture, or the run does not have one of the
-            options. The message names the cause.
+            timeout expires, the tensors of the clones do not match the tensors of the run, or the run does not have one
+            of the options. The message names the cause.
         ValueError: if an argument is invalid.
         Exception: any error that `build` raises.
 
@@ -102,19 +102,19 @@ def fork_many(
 ) -> list[Trainers]:
     """Fork a training run into several groups of clones after the same step.
 
-    Each group becomes a separate run. The original ranks send no more data than for a single group.
+    Each group becomes a separate run. The original ranks send the same amount of data as for one group with all clones.
 
     Args:
         trainers, at_step, transport, build, repository, steps, timeout: As in `fork`.
         counts: Number of clones in each group.
         options: Options to change for the clones, one mapping per group. None means no changes.
-        names: Names of the groups' runs. Defaults to the name of the original run with suffixes.
+        names: Names of the new runs, one per group. None means the name of the original run with a suffix.
 
     Returns:
-        The clones of each group.
+        The clones, one `Trainers` object per group.
 
     Raises:
-        ForkError, ValueError: As in `fork`.
+        ForkError, ValueError, Exception: As in `fork`.
 
     >>> slow, fast = fork_many(                                                  # doctest: +SKIP
     ...     trainers, [2, 2], at_step=100, options=[{"learning_rate": 0.01}, {"learning_rate": 0.1}]
@@ -140,16 +140,16 @@ def fork_version(
     gpus: float = 0.0,
     timeout: float = 120.0,
 ) -> Trainers:
-    """Start a training run from a version that `Trainers.save` created, with any number of ranks.
+    """Start a training run with any number of ranks from a version that `Trainers.save` created.
 
     If the start fails, all ranks that were started are stopped.
 
     Args:
-        repository: Repository that contains the version, or the name of that repository. The new run saves its versions
-            to the same repository, and `model` becomes the parent of the first of these versions.
+        repository: Repository that contains the version, or the name of that repository. The new run saves to the same
+            repository. The parent of the first version that the new run saves is `model`.
         model: The version to start from. A name without a version number means the latest version.
         build: Function that builds the `Training` of a rank, as in `start_trainers`.
-        count: Number of ranks. All of them get the saved state, including the random state.
+        count: Number of ranks. All ranks get the same saved state, including the random state.
         options, name, backend, cpus, gpus: As in `start_trainers`.
         timeout: As in `start_trainers`. After the ranks have started, loading the state can take another `timeout`
             seconds.
@@ -158,8 +158,8 @@ def fork_version(
         The ranks of the new run.
 
     Raises:
-        ValueError: if `Trainers.save` did not create the version, the version contains the state of another kind of
-            training (for example another optimizer), or an argument is invalid.
+        ValueError: if `Trainers.save` did not create the version, if the version contains the state of another kind of
+            training (for example with another optimizer), or if an argument is invalid.
         TensorMismatchError: if the version's tensors do not match the tensors of the new run.
         TensorVineError: As in `Repository.load`.
 

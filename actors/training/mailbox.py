@@ -273,7 +273,7 @@ class MailboxServer:
 
 
 def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = None) -> list[Actor]:
-    """Find all ranks of a run whose training loop uses `ForkableRank` or `ForkCallback`.
+    """Return the handles of all ranks of a run that uses `ForkableRank` or `ForkCallback`.
 
     Args:
         run: Name of the run.
@@ -281,11 +281,11 @@ def find_trainers(run: str, *, timeout: float = 30.0, engine: EngineChoice = Non
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Returns:
-        Handles of the ranks, in order of rank. Pass them to `fork`.
+        Actor handles, in order of rank. Pass the list to `fork`.
 
     Raises:
         OperationTimeoutError: if a rank does not register in time. The message names the first missing rank.
-        RepositoryNotFoundError: if no cluster of the engine runs.
+        RepositoryNotFoundError: if no cluster of the engine is running.
 
     >>> clones = fork(find_trainers("resnet"), at_step=None, build=build)        # doctest: +SKIP
     """

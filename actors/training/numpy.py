@@ -30,8 +30,8 @@ _TRAVELS = (bool, int, float, str, np.integer, np.floating, np.bool_)
 class StepContext:
     """The argument of the step function of `NumpyTraining`, with methods to read and change the training state.
 
-    If the argument is `now`, `now["w"]` returns a read-only view of the array "w". In the first step of a clone,
-    `now["w"]` waits until the clone has received the array. A context is valid only during its step.
+    For a context `now`, `now["w"]` returns a read-only view of the array "w" of the state. In the first step of a
+    clone, `now["w"]` waits until the clone has received the array. Do not use a context after its step.
     """
 
     def __init__(self, training: NumpyTraining, step: int, hooks: Hooks | None, telling: bool) -> None:
@@ -65,17 +65,17 @@ class StepContext:
         return self._training.views[name]
 
     def reduce(self, name: str, gradient: object) -> None:
-        """Start to average a gradient over the ranks, and return immediately. Call it during the backward pass.
+        """Start averaging a gradient over the ranks, and return immediately. Call `reduce` in the backward pass.
 
         Args:
             name: Name of a parameter.
-            gradient: An array with the parameter's shape. Do not use the array again before `mean` has returned.
+            gradient: Array with the shape of the parameter. Do not read or change the array before `mean` returns.
 
         Raises:
-            ValueError: if `name` is not in the `parameters` of `NumpyTraining`, or `reduce` was already called for it
-                in this step.
+            ValueError: if `name` is not in the `parameters` of `NumpyTraining`, or if `reduce` was already called with
+                this name in this step.
             TensorMismatchError: if the shape of the gradient differs from the shape of the parameter.
-            PeerLostError: if another rank died or left.
+            PeerLostError: if another rank died or left the group.
             OperationTimeoutError: if another rank did not respond in time.
         """
         training = self._training
@@ -100,8 +100,8 @@ class StepContext:
             timeout: Seconds to wait. Defaults to twice the timeout of the ranks' group.
 
         Raises:
-            ValueError: if `reduce` was not called for this parameter in this step.
-            PeerLostError: if another rank died or left. The message names it.
+            ValueError: if `reduce` was not called with this name in this step.
+            PeerLostError: if another rank died or left the group. The message names that rank.
             OperationTimeoutError: if another rank does not respond in time.
         """
         if name not in self._means:
@@ -113,10 +113,10 @@ class StepContext:
 
     @contextmanager
     def changing(self, name: str) -> Generator[np.ndarray]:
-        """Return a context manager that yields a writable array of the training state, to change it in place.
+        """Return a context manager that yields a writable array of the training state, for changes in place.
 
-        Each array can be changed only once per step. At the end of the `with` block, the array must have its final
-        value of the step.
+        Each array can be changed only once per step. At the end of the `with` block, the array must contain its final
+        value for this step.
 
         Raises:
             ValueError: if the array was already changed in this step.
@@ -136,13 +136,13 @@ class StepContext:
             self._hooks.updated(name, training.state[name])
 
     def update(self, name: str, value: ArrayLike) -> None:
-        """Set the final value of an array in this step. Each array can be changed only once per step.
+        """Set the value of an array of the training state. Each array can be changed only once per step.
 
         Raises:
             ValueError: if the array was already changed in this step.
-            TensorNotFoundError: if the state has no array of this name.
-            TensorMismatchError: if the value has another shape than the array, or NumPy cannot cast it to the array's
-                dtype with the rule "same_kind".
+            TensorNotFoundError: if the state has no array with this name.
+            TensorMismatchError: if the shapes of the value and the array differ, or if NumPy cannot cast the value to
+                the dtype of the array with the casting rule "same_kind".
         """
         with self.changing(name) as array:
             if np.shape(value) != array.shape:
@@ -156,23 +156,23 @@ class StepContext:
 
 
 class NumpyTraining:
-    """One rank of a training run whose state is named NumPy arrays. Implements `Training`.
+    """One rank of a data-parallel training run in plain NumPy. Implements `Training`.
 
     Args:
         context: The context passed to the `build` function.
-        state: Name -> array, in the order in which a forward pass reads the arrays: parameters, momenta, statistics.
-            Contiguous, writable arrays are changed in place. Do not use these arrays elsewhere.
-        step: Function that trains one step and returns the loss.
-        parameters: Names of the arrays whose gradients are averaged. Each step must pass all of them to
+        state: Mapping of names to arrays (parameters, momenta, statistics), in the order of use in a forward pass.
+            C-contiguous, writable arrays are changed in place. Do not use these arrays elsewhere.
+        step: Function that takes a `StepContext`, trains one step and returns the loss.
+        parameters: Names of the arrays whose gradients are averaged. Each step must pass each name to
             `StepContext.reduce`.
-        random: Generator for the random numbers of steps.
-        updates: Names of arrays, in the order in which a step changes the arrays. Arrays that are not named come last.
-            Defaults to the reverse order of `state`.
+        random: Random generator for the steps. The generator's state is part of the training state.
+        updates: Names of arrays, in the order in which a step changes the arrays. The other arrays follow in the order
+            of `state`. Defaults to the reverse order of `state`.
         local: Names of the arrays that can differ between ranks, such as statistics.
-        options: Names and default values of the options. Values in `context.options` replace the default values.
+        options: Mapping of option names to default values. Values in `context.options` replace the default values.
 
     Raises:
-        ValueError: if a name is unknown or given twice, or an option and its default value have different types
+        ValueError: if a name is unknown or given twice, or if the value of an option has another type than its default
             (integers and floats count as one type).
         TensorMismatchError: if a value in `state` is not an array of numbers.
 
@@ -238,11 +238,11 @@ class NumpyTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
+        """Number of steps trained so far. In a clone, this number includes the steps trained before the fork."""
         return self._done
 
     def step(self) -> float:
-        """Train one step and return the loss that the step function returned."""
+        """Train one step and return the loss from the step function."""
         number, hooks = self._done + 1, self._hooks
         telling = hooks is not None and hooks.step_begins(number)
         self.reducer.begin()
@@ -257,10 +257,10 @@ class NumpyTraining:
         return loss
 
     def await_tensor(self, name: str) -> None:
-        """Wait until a clone has received a tensor. Returns immediately except in the first step of a clone.
+        """Wait until this rank has received a tensor. Only the first step of a clone needs to wait.
 
         Raises:
-            TensorNotFoundError: if the state has no array of this name.
+            TensorNotFoundError: if the state has no array with this name.
         """
         if name in self._gated and self._gate is not None:
             self._gate(name)
@@ -276,8 +276,8 @@ class NumpyTraining:
         """Change the values of the given options.
 
         Raises:
-            ValueError: if an option is unknown, or its old and new value have different types (integers and floats
-                count as one type).
+            ValueError: if an option is unknown, or if the type of its value changes (integers and floats count as one
+                type).
         """
         unknown = sorted(options.keys() - self.options.keys())
         if unknown:
@@ -295,15 +295,15 @@ class NumpyTraining:
                 )
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` accepts an option of this name."""
+        """Return whether `configure` accepts an option with this name."""
         return option in self.options
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the training state, in the order in which a step changes them."""
+        """List the tensors of the training state, in the order in which a step changes the tensors."""
         return self._specs
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of the tensors, in the order of the constructor argument `state`."""
+        """List the names of all tensors, in the order of the constructor argument `state`."""
         return list(self.state)
 
     def tensor(self, name: str) -> np.ndarray:
@@ -311,7 +311,7 @@ class NumpyTraining:
         return self.views[name]
 
     def facts(self) -> Facts:
-        """Return the number of steps, the random generator's state, and the options that are numbers or strings."""
+        """Return the step count, the state of the random generator, and all options that are numbers or strings."""
         state = None if self.random is None else _plain(self.random.bit_generator.state)
         options = {
             name: _plain(cast(object, value)) for name, value in self.options.items() if isinstance(value, _TRAVELS)
@@ -319,11 +319,11 @@ class NumpyTraining:
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
-        """Return the array of a tensor, into which its new value can be written."""
+        """Return the writable array of a tensor. The caller writes the new value into this array."""
         return self.state[name]
 
     def filled(self, name: str) -> None:
-        """Do nothing, because `memory` returned the array of the tensor itself."""
+        """Do nothing, because `memory` returns the array of the tensor itself, not a copy."""
 
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
@@ -331,7 +331,7 @@ class NumpyTraining:
         Options that the user set for this rank keep their values.
 
         Raises:
-            ValueError: if `facts` belongs to another kind of training or another kind of random generator.
+            ValueError: if `facts` belongs to another kind of training or to another kind of random generator.
         """
         if set(facts) != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
             random = "none" if self.random is None else type(self.random.bit_generator).__name__
@@ -350,9 +350,9 @@ class NumpyTraining:
         self._done = int(facts["steps_done"])
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Set a function that the next step calls with the name of each tensor before it first reads that tensor.
+        """Make the next step call `wait(name)` before the first read of each tensor. None disables these calls.
 
-        For tensors that the step does not read, it calls the function at its end.
+        For tensors that the step does not read, `wait` is called at the end of the step.
         """
         self._gate = wait
         self._gated = set(self.state) if wait is not None else set()

@@ -21,7 +21,7 @@ from .training import TensorSpec
 
 
 class OutsideRank:
-    """Base class of `ForkableRank` and `ForkCallback`: a rank of a training loop that is the user's own."""
+    """Base class of `ForkableRank` and `ForkCallback`: a rank with the user's own training loop."""
 
     run: str
     rank: int
@@ -30,13 +30,13 @@ class OutsideRank:
     _mailbox: MailboxServer
     _node: str
     _lock: threading.Lock
-    """Lock that is held while a step begins or ends, and while a state is captured between two steps."""
+    """Lock held during the start and end of a step, and during the capture of the state between two steps."""
     _inside: bool
     """Whether a step is in progress."""
     _counted: int
     """Number of steps trained since this object was created."""
     _ends: deque[float]
-    """End times of the last steps, in seconds of `time.monotonic`."""
+    """End times of the last steps, in seconds, from `time.monotonic`."""
 
     @property
     def steps_done(self) -> int:
@@ -56,11 +56,11 @@ class OutsideRank:
         raise NotImplementedError
 
     def close(self, give_up: bool = False) -> None:
-        """Unregister the rank, so that it can no longer be forked. Does nothing in a forked child process.
+        """Unregister the rank, so that the run can no longer be forked. Does nothing in a child process of `os.fork`.
 
         Args:
-            give_up: Whether to abort a fork in progress. By default, `close` first waits until the captured state is
-                sent, within the timeout of the fork.
+            give_up: Whether to abort a fork in progress. By default, `close` first waits until a captured state has
+                been sent or the timeout of the fork expires.
         """
         if self._mailbox.opened.inherited:
             return
@@ -99,9 +99,10 @@ class OutsideRank:
     def arm(self, order: ForkOrder, step: int) -> None:
         """Accept an order to fork the run after step number `step`.
 
+        The step must not have begun. If no step is in progress, the last completed step is also allowed.
+
         Raises:
-            ForkError: if the step has already begun, another fork is in progress, or the order describes another run or
-                other tensors. If no step is in progress, the last completed step is allowed.
+            ForkError: if the step is not allowed, another fork is in progress, or the order has another run or tensors.
         """
         self._fork_hooks.arm(order, step)
 
@@ -116,11 +117,11 @@ class OutsideRank:
                 self._fork_hooks.capture()
 
     def cancel(self, fork_id: str, reason: str) -> None:
-        """Abort a fork. Does nothing if the fork is unknown or has ended."""
+        """Abort a fork, unless the fork is unknown or has ended."""
         self._fork_hooks.cancel(fork_id, reason)
 
     def fork_state(self, fork_id: str, timeout: float) -> ForkState:
-        """Wait until a fork ends or the timeout expires, and return the state of the fork.
+        """Wait until a fork ends or `timeout` seconds have passed, and return the state of the fork.
 
         Raises:
             ForkError: if the fork is unknown.

@@ -55,39 +55,39 @@ class Options(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """State and progress of one rank, returned by `Trainers.describe`."""
+    """The state and progress of one rank, as returned by `Trainers.describe`."""
 
     run: str
     """Name of the run."""
     rank: int
-    """Number of the rank, from 0."""
+    """Number of the rank, from 0 to `size - 1`."""
     size: int
-    """Number of ranks of the run."""
+    """Number of ranks in the run."""
     steps_done: int
-    """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
+    """Number of steps trained so far. In a clone, this number includes the steps trained before the fork."""
     training: bool
-    """Whether the rank is training, or is about to begin training."""
+    """Whether the rank is training or about to start training."""
     step_s: float
-    """Mean duration of the last steps, in seconds. 0 until it can be measured."""
+    """Mean duration of the last 64 steps, in seconds. 0 before the first measurement."""
     losses: int
-    """Number of losses computed in this process: one for each step that it trained."""
+    """Number of losses computed in the rank's process: one per step trained in that process."""
     specs: tuple[TensorSpec, ...]
-    """The tensors of the rank's state, in the order in which a step updates them."""
+    """Tensors of the training state, in the order in which a step updates the tensors."""
     forward_order: tuple[str, ...]
-    """Names of the tensors, in the order in which the next forward pass reads the tensors."""
+    """Names of the tensors, in the order in which a forward pass reads the tensors."""
     backend: str | None
-    """Collective back end of the ranks: "shared", "gloo" or "nccl". None for a single rank or if `own_loop` is true."""
+    """Back end for collective communication: "shared", "gloo" or "nccl". None for one rank or if `own_loop` is true."""
     node: str
     """Id of the node that the rank runs on."""
     pid: int
     """Process id of the rank."""
     saved: ModelRef | None = None
-    """The version that was saved or restored last, which becomes the parent of the next saved version."""
+    """The version saved or restored last, which becomes the parent of the next version. For clones, see `fork`."""
     fork: str | None = None
     """Id of the fork in progress. None if no fork is in progress."""
     own_loop: bool = False
-    """Whether the user's own code runs the training loop, with `ForkCallback` or `ForkableRank`. If so, `training` is
-    false between two steps."""
+    """Whether the rank has its own training loop, with `ForkableRank` or `ForkCallback`. If true, `training` is false
+    between two steps."""
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:

@@ -39,36 +39,36 @@ def start_trainers(
 ) -> Trainers:
     """Start a data-parallel training run with one actor per rank.
 
-    The ranks average their gradients during the backward pass. They stop when the process that started them ends. If
-    the start fails, all ranks that were started are stopped.
+    The ranks average their gradients during the backward pass. The ranks stop when the process that started them ends.
+    If the start fails, the ranks that have already started are stopped.
 
     Args:
         build: Function that builds the `Training` of a rank from a `RankContext`. All ranks must begin with the same
-            state, so use the same seed. The engine sends the function to the actors. If the actors cannot import the
-            function's module, define the function in the main script or within another function.
+            state, so use the same seed on all ranks. The engine sends the function to the actors. If the actors cannot
+            import the function's module, define the function in the main script or inside another function.
         count: Number of ranks.
         name: Name of the run. Defaults to a generated name.
-        options: Options that `build` gets in `RankContext.options`, such as learning rate, seed and data set.
-        backend: Collective back end of the ranks: "auto", "shared", "gloo" or "nccl".
-        repository: Repository that the run saves versions to, or the name of that repository. None means that the run
-            cannot save.
-        nodes: Ids of the nodes to place the ranks on, round-robin. None means any node.
-        placement_group: A Ray placement group. Rank r is placed in its bundle r.
-        cpus: CPU slots of each rank.
-        gpus: GPUs of each rank.
-        timeout: Seconds to wait until all ranks have started. During training, also the seconds for which a rank waits
-            for the other ranks in a step.
-        engine: Engine that runs the ranks, as in `Repository.start`. Defaults to the engine of `repository` if it is a
-            `Repository` object, else to the engine running in this process, else to a Ray embedded in this process.
+        options: Options that `build` receives in `RankContext.options`, such as learning rate, seed and data set.
+        backend: Back end for collective communication: "auto", "shared", "gloo" or "nccl", as in `connect`.
+        repository: Repository that the run saves versions to, or the name of that repository. If None, the run
+            cannot save versions.
+        nodes: Ids of the nodes to place the ranks on, in round-robin order. None means any node.
+        placement_group: Ray placement group. Rank r is placed in bundle r of the group. Cannot be used with `nodes`.
+        cpus: Number of CPUs to reserve for each rank.
+        gpus: Number of GPUs to reserve for each rank. Can be a fraction of one GPU.
+        timeout: Seconds to wait until all ranks have started. In each training step, a rank also waits at most
+            `timeout` seconds for the other ranks.
+        engine: Engine that runs the ranks, as in `Repository.start`. Defaults to the engine of `repository` if
+            `repository` is a `Repository` object, else to the engine running in this process, else to Ray.
 
     Returns:
         The ranks.
 
     Raises:
         ValueError: if an argument is invalid.
-        OptionError: if neither `engine` nor a `Repository` object is given, and both Ray and Dask run in this process.
-        OperationTimeoutError: if ranks do not start in time, for example because no node has the resources. The
-            message names the ranks.
+        OptionError: if both Ray and Dask run in this process, and neither `engine` nor a `Repository` object is given.
+        OperationTimeoutError: if a rank does not start in time, for example because no node has enough free resources.
+            The message names the missing ranks.
         Exception: any error that `build` raises.
 
     >>> trainers = start_trainers(build, 2, options={"seed": 7}, cpus=1)         # doctest: +SKIP

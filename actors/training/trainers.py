@@ -44,11 +44,11 @@ _R = TypeVar("_R")
 
 
 class Trainers(list[Actor]):
-    """The ranks of a training run: a list of their actor handles, in order of rank.
+    """The ranks of a training run, as a list of actor handles in order of rank.
 
     `start_trainers`, `fork` and `fork_version` return a `Trainers` object. The ranks stop at `close`, at the end of the
-    `with` block, or when the process that started them ends. For clones, `report` is the `ForkReport` of their fork.
-    For other ranks, `report` is None.
+    `with` block, or when the process that started them ends. For clones, `report` is the `ForkReport` of the fork that
+    created the clones. For other ranks, `report` is None.
 
     >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
     ...     losses = trainers.train(100)
@@ -77,35 +77,36 @@ class Trainers(list[Actor]):
     # ---- training ---------------------------------------------------------------------------------------
 
     def train(self, steps: int, timeout: float = 3600.0) -> list[list[float]]:
-        """Train a number of steps on all ranks, and return the losses of each rank.
+        """Train all ranks for a number of steps, and return the losses of each rank.
 
         Args:
             steps: Number of steps, at least 1.
-            timeout: Seconds to wait for all steps together.
+            timeout: Seconds to wait until all steps have ended.
 
         Returns:
-            One list per rank with the loss of each step. The lists are shorter if `stop` was called.
+            One list per rank, with the loss of each step. The lists are shorter if `stop` was called.
 
         Raises:
-            ValueError: if the ranks are already training.
-            PeerLostError: if a rank died or left. The message names it.
-            OperationTimeoutError: if the steps do not end in time. The ranks continue to train.
-            Exception: any error that the training raises.
+            ValueError: if `steps` is invalid, or the ranks are already training.
+            PeerLostError: if a rank died or disconnected. The message names the rank.
+            OperationTimeoutError: if the steps do not end within `timeout` seconds (the ranks then continue to train),
+                or a rank waits too long for another rank in a step.
+            Exception: any error that a training step raises.
         """
         self.train_async(steps)
         return self.results(timeout)
 
     def train_async(self, steps: int, fork: str | None = None) -> list[Answer[list[float]]]:
-        """Start to train a number of steps on all ranks, and return immediately. `results` returns the losses.
+        """Start training all ranks for a number of steps, without waiting for the steps. `results` returns the losses.
 
-        After the call, `describe` reports all running ranks as training, even before their first step begins.
+        After the call, `describe` reports all ranks as training, even before the first step begins.
 
         Args:
             steps: Number of steps, at least 1.
-            fork: Id of a fork whose state the ranks must receive first. None means to train from the current state.
+            fork: Id of the fork whose state the clones train from. None means the current state of the ranks.
 
         Returns:
-            The pending result of each rank, which `results` waits for.
+            One pending result per rank. `results` waits for all of them.
         """
         self._trains += 1
         for rank, answer in enumerate(self._send(TrainerCalls.announce(self._trains))):
@@ -120,7 +121,7 @@ class Trainers(list[Actor]):
         """Wait until the steps started by the last `train_async` have ended, and return the losses of each rank.
 
         Raises:
-            ValueError: if `train_async` was not called before, or the ranks were already training.
+            ValueError: if `train_async` was not called before, `steps` was invalid, or the ranks were already training.
             PeerLostError, OperationTimeoutError, Exception: As in `train`.
         """
         if not self.pending:
@@ -128,33 +129,33 @@ class Trainers(list[Actor]):
         return self._collect(self.pending, "train", timeout)
 
     def stop(self, timeout: float = 600.0) -> None:
-        """Stop training after the same step on all ranks. `train` and `results` return the losses so far.
+        """Stop training on all ranks after the same step. `train` or `results` then returns the losses so far.
 
         Args:
             timeout: Seconds to wait until all ranks have stopped training.
 
         Raises:
-            PeerLostError: if a rank died or left. The message names it.
+            PeerLostError: if a rank died or disconnected. The message names the rank.
             OperationTimeoutError: if the ranks do not stop training in time.
         """
         self._together(TrainerCalls.stop(), timeout)
 
     def configure(self, options: Mapping[str, object], timeout: float = 600.0) -> None:
-        """Change options after the same step on all ranks.
+        """Change options on all ranks after the same step.
 
         Args:
             options: New values of the options to change.
             timeout: Seconds to wait until all ranks have changed the options.
 
         Raises:
-            ValueError: if the run does not have one of the options, or a value is invalid.
-            PeerLostError: if a rank died or left. The message names it.
+            ValueError: if an option is unknown, or a value is invalid.
+            PeerLostError: if a rank died or disconnected. The message names the rank.
             OperationTimeoutError: if the ranks do not change the options in time.
         """
         self._together(TrainerCalls.configure(dict(options)), timeout)
 
     def describe(self, timeout: float = ANSWER_S) -> list[RankReport]:
-        """Return the state and progress of each rank. This also works during training."""
+        """Return the state and progress of each rank, even during training."""
         return self._ask(TrainerCalls.describe(), timeout)
 
     # ---- repository -------------------------------------------------------------------------------------
@@ -174,11 +175,11 @@ class Trainers(list[Actor]):
         Args:
             name: Name of the model.
             quality: As in `Repository.save`.
-            metadata: As in `Repository.save`, but NaN and infinity are allowed: they are stored as `{"float": "nan"}`,
-                `{"float": "inf"}` and `{"float": "-inf"}`. A mapping in the metadata that has one of these forms is
-                stored with its value in a list, for example as `{"float": ["nan"]}`. The key "training" is added by
-                `save` and must not be used.
-            timeout: Seconds to wait, including the end of the current step.
+            metadata: As in `Repository.save`. NaN and infinity are also allowed, and are stored as `{"float": "nan"}`,
+                `{"float": "inf"}` and `{"float": "-inf"}`. A mapping in the metadata that already has one of these
+                forms is stored with its value in a list, for example as `{"float": ["nan"]}`. The key "training" is
+                reserved for `save`.
+            timeout: Seconds to wait for the end of the current step and of the save.
 
         Raises:
             ValueError: if the run was started without a repository, or `metadata` has the key "training".
@@ -187,15 +188,16 @@ class Trainers(list[Actor]):
         return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
     def restore_from(self, model: Model, timeout: float = 600.0) -> None:
-        """Restore a version that `save` created, after the same step on all ranks. All ranks get the same state.
+        """Restore a version that `save` created, on all ranks after the same step. All ranks get the same state.
 
         Args:
-            model: The version to restore. Another run can have saved it.
-            timeout: Seconds to wait, including the end of the current step.
+            model: The version to restore, from this run or another run.
+            timeout: Seconds to wait for the end of the current step and of the restore.
 
         Raises:
-            ValueError: if the run was started without a repository, or `Trainers.save` did not create the version.
-            TensorMismatchError: if the version's tensors do not match the tensors of the run. Nothing is changed.
+            ValueError: if the run was started without a repository, `Trainers.save` did not create the version, or the
+                version contains the state of another kind of training (for example another optimizer).
+            TensorMismatchError: if the version's tensors do not match the tensors of the run. The state is not changed.
             TensorVineError: As in `Repository.load`.
         """
         name, version = split_ref(model)
@@ -204,7 +206,7 @@ class Trainers(list[Actor]):
     # ---- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the ranks, even during a step. Does nothing if the ranks are stopped, or in a forked child process."""
+        """Stop the ranks, even during a step. Does nothing if already stopped, or in a forked child process."""
         if not self._actor_names or self._opened.inherited:
             return
         try:

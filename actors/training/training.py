@@ -35,16 +35,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """The argument of a `build` function, which builds the training of one rank for `start_trainers` or `fork`."""
+    """The argument of a `build` function, which builds the `Training` of one rank."""
 
     run: str
     """Name of the run."""
     rank: int
-    """Number of this rank, from 0."""
+    """Number of this rank, from 0 to `size - 1`."""
     size: int
-    """Number of ranks of the run."""
+    """Number of ranks in the run."""
     group: Group | None
-    """Collective group of the ranks. None for a single rank."""
+    """Group for collective communication between the ranks. None for a single rank."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Options passed to `start_trainers`, such as learning rate and seed. A fork can change options for its clones."""
 
@@ -81,10 +81,10 @@ class Hooks(Protocol):
 
 
 class Training(Protocol):
-    """The interface of one rank of a forkable training run. Implement it for your own training code.
+    """The interface of one rank of a forkable training run. Implement the interface for your own training code.
 
-    Steps count from 1. Two ranks with the same state and the same data must compute the same next step, bit for bit.
-    So let a batch depend only on the step, the rank and the number of ranks, or include the position in the data
+    Steps count from 1. Two ranks with the same state and the same data must compute the same next state, bit for bit.
+    Either let a batch depend only on the step, the rank and the number of ranks, or include the position in the data
     set in `facts`.
     """
 
@@ -94,7 +94,7 @@ class Training(Protocol):
 
     @property
     def steps_done(self) -> int:
-        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
+        """Number of steps trained so far. In a clone, this number includes the steps trained before the fork."""
         ...
 
     def hook(self, hooks: Hooks | None) -> None:
@@ -110,17 +110,17 @@ class Training(Protocol):
         ...
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the training state, in the order in which a step updates them.
+        """List the tensors of the training state, in the order in which a step updates the tensors.
 
-        This is the order of the backward pass. Tensors that a step does not pass to `Hooks.updated` come last, such as
-        counters, statistics and random states.
+        The order usually follows the backward pass. Tensors that a step does not pass to `Hooks.updated`, such as
+        counters, statistics and random states, come last.
         """
         ...
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of all tensors, in the order in which the next forward pass reads the tensors.
+        """List the names of the tensors, in the order in which the next forward pass reads the tensors.
 
-        Tensors that the forward pass does not read come last.
+        Tensors that the forward pass does not read come last, or can be omitted.
         """
         ...
 
@@ -129,32 +129,32 @@ class Training(Protocol):
         ...
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state as JSON-like values: steps, schedule, random states."""
+        """Return the non-tensor part of the training state, such as the step count, as JSON-like values."""
         ...
 
     def memory(self, name: str) -> object:
-        """Return a contiguous buffer for the new value of a tensor. The caller will write all of it.
+        """Return a contiguous buffer for the new value of a tensor. The caller writes the whole buffer.
 
-        If possible, return the memory of the tensor itself. Otherwise `filled` must copy the buffer to the tensor.
+        If possible, return the memory of the tensor itself. Otherwise, `filled` must copy the buffer to the tensor.
         """
         ...
 
     def filled(self, name: str) -> None:
-        """Set a tensor to the value that was written into the buffer returned by `memory`."""
+        """Set a tensor to the value that was written into the buffer from `memory`."""
         ...
 
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        The tensors of that rank can be received after this call.
+        `memory` and `filled` can be called before and after this call.
         """
         ...
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor. With None, the step does not wait.
+        """Make the next step call `wait(name)` for each tensor before the step first reads the tensor.
 
-        An implementation that cannot detect when a tensor is read must call `wait` for all tensors when the step
-        begins.
+        With None, the step does not wait. An implementation that cannot detect reads must call `wait` for all tensors
+        when the step begins.
         """
         ...
 

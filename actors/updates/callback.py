@@ -14,19 +14,19 @@ from .trigger import ScheduleLike
 class CheckpointCallback(FitCallback):
     """A Keras callback that publishes versions of a model during `model.fit`.
 
-    At the end of `fit`, the callback waits for the last update. If `fit` can fail, use the callback in a `with` block,
-    or call `close` afterwards. Each call of `fit` has its own plan of updates and its own report.
+    At the end of `fit`, the callback waits for the last update and closes its publisher. To close the publisher even if
+    `fit` fails, use the callback in a `with` block. Each call of `fit` has its own plan of updates and its own report.
 
     The loss of each batch is computed from the values that Keras' loss tracker receives. If a custom `train_step` does
-    not update this tracker, the "loss" that `train_step` returns is used as the loss of the batch. With
-    `steps_per_execution` above 1, a loss is the mean over one execution, and updates that are due within an execution
-    are made at its end.
+    not update the loss tracker, the "loss" that `train_step` returns is used instead. With `steps_per_execution` above
+    1, the loss is the mean over one execution. Updates that are due during an execution are made at the end of the
+    execution.
 
     Args:
         repo: The repository.
         name: Name of the model.
-        schedule, warmup, transport, synchronous, keep: As in `Publisher`. The callback calls `Publisher.expect` with
-            the numbers of iterations that `fit` provides, so you need not call it.
+        schedule, warmup, transport, synchronous, keep: As in `Publisher`. You need not call `Publisher.expect`: the
+            callback calls `expect` with the numbers of iterations from `fit`.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -54,19 +54,19 @@ class CheckpointCallback(FitCallback):
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Pass the number of iterations, in total and per epoch, to the publisher.
 
-        A second `fit` begins with a new publisher, which has a new plan and a new report.
+        If the publisher is closed, create a new publisher with a new plan and a new report.
         """
         if self.publisher.is_closed:
             self._steps = self.publisher = self._begin()
         super().on_train_begin(logs)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Wait until the last update is committed, and close the publisher."""
+        """Wait until the last update is committed, then close the publisher."""
         super().on_train_end(logs)
         self.close()
 
     def close(self) -> None:
-        """Wait for the last update and close the publisher, for example if `fit` failed. Further calls do nothing."""
+        """Wait for the last update, then close the publisher. Call `close` if `fit` fails. Further calls do nothing."""
         self.publisher.close()
 
     def __enter__(self) -> CheckpointCallback:
@@ -76,5 +76,5 @@ class CheckpointCallback(FitCallback):
         self.close()
 
     def report(self) -> PublishReport:
-        """Return a report of the updates of the last `fit`."""
+        """Return the report of the updates that were made during the last `fit`."""
         return self.publisher.report()

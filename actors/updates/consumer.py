@@ -86,15 +86,15 @@ class ConsumerActor:
 
 
 class Consumer(Remote):
-    """An actor that answers requests with the newest version of a model, and loads new versions while it answers.
+    """An actor that answers inference requests with the newest version of a model.
 
-    Consumers can start and stop at any time, on any node. A consumer that dies is restarted. A consumer that is slower
-    than the updates skips versions. A consumer stops at `close`, at the end of the `with` block, or when the process
-    that started it ends.
+    A consumer continues to answer requests while it loads a new version. If versions are published faster than a
+    consumer loads them, the consumer skips versions. Consumers can start and stop at any time, on any node. A consumer
+    that dies is restarted. A consumer stops at `close`, at the end of the `with` block, or when the process that
+    started it ends.
 
-    A consumer refuses a version whose architecture or tensors do not fit the model. Then it continues to use the
-    previous version, and `ConsumerStatus.refused` contains the reason. If a version cannot be fetched, the consumer
-    retries.
+    A consumer refuses a version whose architecture or tensors do not fit the model. The previous version then stays in
+    use, and `ConsumerStatus.refused` contains the reason. If a version cannot be fetched, the consumer retries.
 
     >>> with Consumer.start(repo, "net", build) as consumer:      # doctest: +SKIP
     ...     answer = consumer.infer(batch)
@@ -114,19 +114,19 @@ class Consumer(Remote):
         node: str | None = None,
         gpus: float = 0.0,
     ) -> Consumer:
-        """Start a consumer in an actor.
+        """Start a consumer: an actor that answers inference requests.
 
         Args:
             repo: The repository that contains the model.
             name: Name of the model. The model need not have a version yet.
             build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
                 twice. The engine sends the function to the actor. If the actor cannot import the function's module,
-                define the function in the main script or within another function.
-            transport: Transport by which versions are fetched: "shared" (mapped memory, on one node), "socket",
-                "object_store", "gloo" and "nccl" (collective groups), or "files". "auto" means mapped memory if
-                possible, else the transport that was measured as the fastest on the consumer's node.
-            node: Id of the node to run on. None means any node.
-            gpus: GPUs of the actor.
+                define the function in the main script or inside another function.
+            transport: Transport for fetching versions: "shared" (mapped memory, on one node), "socket", "object_store",
+                "gloo" and "nccl" (collective groups), or "files". "auto" means mapped memory if possible, else the
+                fastest transport according to measurements on the consumer's node.
+            node: Id of the node to run the actor on. None means any node.
+            gpus: Number of GPUs to reserve for the actor. Can be a fraction of one GPU.
 
         Returns:
             The consumer.
@@ -134,7 +134,8 @@ class Consumer(Remote):
         Raises:
             ValueError: if an argument is invalid.
             InvalidNameError: if the name is malformed.
-            OperationTimeoutError: if the actor does not start in time, for example because no node has the resources.
+            OperationTimeoutError: if the actor does not start in time, for example because no node has enough free
+                resources.
             Exception: any error that `build` raises.
         """
         check_name(name)
@@ -147,27 +148,27 @@ class Consumer(Remote):
         return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status())
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer a batch with the newest version of the model that the consumer has loaded.
+        """Compute the model's outputs for a batch, with the newest version that the consumer has loaded.
 
         Args:
-            batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, or a dict or
-                tuple of these, which are moved to the module's device.
-            timeout: Seconds to wait for the answer. If no version is loaded yet, this includes the wait for the first.
+            batch: Input of the model, passed to the model as one argument. For a torch module: an array, a tensor, or a
+                dict or tuple of arrays and tensors. All of them are moved to the module's device.
+            timeout: Seconds to wait for the outputs, including the wait for the first version if none is loaded yet.
 
         Returns:
-            The outputs and the version that computed them.
+            The outputs and the version that computed the outputs.
 
         Raises:
-            OperationTimeoutError: if there is no version or no answer in time. If versions were refused, the message
-                contains the reason for the last refusal.
-            ShardUnavailableError: if the consumer died. It is restarted automatically.
+            OperationTimeoutError: if no version is loaded or no outputs are received in time. If versions were refused,
+                the message contains the reason for the last refusal.
+            ShardUnavailableError: if the consumer died. The consumer is restarted automatically.
             Exception: any error that the model raises.
         """
         seconds = seconds_of(timeout)
         return self._call(ConsumerCalls.infer(batch, seconds), seconds + 1.0)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
-        """Wait until the consumer answers with version number `version` or a newer version.
+        """Wait until the consumer uses version number `version` or a newer version for its answers.
 
         Args:
             version: Number of the version.
@@ -183,5 +184,5 @@ class Consumer(Remote):
         return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
-        """Return the version that the consumer uses, its last deliveries and its counters."""
+        """Return the status of the consumer: the version in use, the last deliveries and the counters."""
         return self._call(ConsumerCalls.status(), seconds_of(timeout))

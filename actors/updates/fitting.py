@@ -47,10 +47,10 @@ class Steps(Protocol):
 
 
 class FitCallback(keras.callbacks.Callback):
-    """A Keras callback that reports each batch to a publisher. The callback does not close the publisher.
+    """A Keras callback that passes the loss of each batch to a publisher. The callback does not close the publisher.
 
     Args:
-        steps: Publisher that receives the steps.
+        steps: The publisher.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -60,7 +60,7 @@ class FitCallback(keras.callbacks.Callback):
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Make the model's loss tracker also sum the losses of each execution, unless it already does."""
+        """Extend the model's loss tracker to sum the losses of each execution, unless it is already extended."""
         super().set_model(model)
         self._sums = _sums_of(model)
 
@@ -72,11 +72,11 @@ class FitCallback(keras.callbacks.Callback):
             self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the count of batches in the epoch to 0."""
+        """Reset the number of batches in the epoch to 0."""
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums of losses, because validation can have changed the sums."""
+        """Reset the sums of losses, which validation can have changed."""
         if self._sums is not None:
             self._sums.reset_state()
 

@@ -40,29 +40,25 @@ KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One version that a consumer fetched and put into use."""
+    """One version that a consumer has fetched and loaded, with the delivery times."""
 
     ref: ModelRef
     """The version that was fetched."""
     notified_at: float
-    """Time when the consumer was notified of the version: seconds since the epoch, by the clock of the consumer's
-    machine."""
+    """Unix time in seconds when the consumer was notified of the version, by the clock of the consumer's machine."""
     fetch_s: float
     """Seconds from the notification until the bytes were received."""
     swap_s: float
-    """Seconds from the end of the fetch until the consumer used the version for its answers. In this time the consumer
-    checks the version, copies its tensors into the idle copy of the model, and swaps the two copies."""
+    """Seconds from the end of the fetch until the consumer used the version for its answers. In this period, the
+    consumer checks the version, loads the tensors into the idle copy of the model, and swaps the two copies."""
     transport: str
-    """Transport that sent most of the bytes. It is "shared" if all bytes were mapped."""
+    """Transport that delivered most of the bytes, or "shared" if all bytes were mapped."""
     nbytes: int
-    """Number of bytes that were received or, if `transport` is "shared", mapped."""
+    """Number of bytes that were received, or mapped if `transport` is "shared"."""
 
     @property
     def swapped_at(self) -> float:
-        """Time when the consumer began to use the version for its answers.
-
-        In seconds since the epoch, by the clock of the consumer's machine.
-        """
+        """Unix time in seconds when the consumer began to use the version, by the clock of the consumer's machine."""
         return self.notified_at + self.fetch_s + self.swap_s
 
 
@@ -73,13 +69,13 @@ class ConsumerStatus:
     ref: ModelRef | None
     """The version that the consumer uses for its answers. None before the first version."""
     deliveries: tuple[Delivery, ...]
-    """Deliveries of the last 1,024 versions that were put into use."""
+    """The last 1,024 deliveries."""
     answered: int
-    """Number of answers."""
+    """Number of requests that the consumer answered."""
     skipped: int
     """Number of versions that were not fetched because a newer version existed."""
     refused: dict[ModelRef, str]
-    """The last 64 versions that were refused because they did not fit the model, with the reasons."""
+    """The last 64 versions that did not fit the model and were refused: version -> reason."""
 
 
 class Follower:

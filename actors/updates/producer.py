@@ -104,7 +104,7 @@ class ProducerActor:
 
 
 class Producer(Remote):
-    """An actor that trains a model and publishes versions of it.
+    """An actor that trains a model and publishes versions of the model.
 
     A producer stops at `close`, at the end of the `with` block, or when the process that started it ends. A producer
     that dies is not restarted.
@@ -134,13 +134,13 @@ class Producer(Remote):
         Args:
             repo: The repository to publish to.
             name: Name of the model.
-            train: Function that trains the model. Its argument is a `Publisher`. The function calls `Publisher.step`
-                after each iteration, or passes `Publisher.callback()` to `model.fit`. The engine sends the function to
-                the actor. If the actor cannot import the function's module, define the function in the main script or
-                within another function.
+            train: Function `(publisher) -> result` that trains the model. The function must call `Publisher.step` after
+                each iteration, or pass `Publisher.callback()` to `model.fit`. The engine sends the function to the
+                actor. If the actor cannot import the function's module, define the function in the main script or
+                inside another function.
             schedule, transport, synchronous, keep: As in `Publisher`.
-            node: Id of the node to run on. None means any node.
-            gpus: GPUs of the actor.
+            node: Id of the node to run the actor on. None means any node.
+            gpus: Number of GPUs to reserve for the actor. Can be a fraction of one GPU.
 
         Returns:
             The producer.
@@ -148,7 +148,8 @@ class Producer(Remote):
         Raises:
             ValueError: if an argument is invalid.
             InvalidNameError: if the name is malformed.
-            OperationTimeoutError: if the actor does not start in time, for example because no node has the resources.
+            OperationTimeoutError: if the actor does not start in time, for example because no node has enough free
+                resources.
         """
         check_name(name)
         where = f"Producer.start of {name!r}"
@@ -171,9 +172,9 @@ class Producer(Remote):
             The return value of `train`.
 
         Raises:
-            OperationTimeoutError: if the training does not end in time. The training continues.
+            OperationTimeoutError: if the training function does not end in time. The training continues.
             ShardUnavailableError: if the actor died.
-            Exception: any error that `train` raised. The actor's log contains the traceback.
+            Exception: any error that `train` raises. The actor's log contains the traceback.
         """
         seconds = seconds_of(timeout)
         ended, result = self._call(ProducerCalls.result(seconds), seconds + ANSWER_S)
@@ -184,5 +185,5 @@ class Producer(Remote):
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
-        """Return a report of the updates so far."""
+        """Return the report of the updates made so far."""
         return self._call(ProducerCalls.report(), seconds_of(timeout))

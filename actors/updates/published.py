@@ -20,44 +20,44 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One published version."""
+    """One published version, with the costs of the update."""
 
     iteration: int
     """Number of the iteration after which the version was published."""
     ref: ModelRef
     """The version that was published."""
     loss: float | None
-    """Training loss of that iteration. None if `Publisher.publish` was called without a loss."""
+    """Training loss of the iteration. None if `Publisher.publish` was called without a loss."""
     stall_s: float
     """Seconds for which the update blocked the training."""
     slowed_s: float
-    """Total seconds by which the training steps during the commit were slower than other steps. A single value is noisy
-    and can be negative, so compare means of many updates."""
+    """Total slowdown, in seconds, of the training steps during the commit compared with other steps. Single values are
+    noisy and can be negative, so compare means over many updates."""
     commit_s: float
     """Seconds from the end of the stall until the version was committed."""
     bytes_written: int
-    """Bytes written for tensors that differ from the parent version."""
+    """Number of bytes written. Tensors shared with the parent version are not written."""
     at: float
-    """Time of the commit, in seconds since the epoch by the clock of the publisher's machine."""
+    """Unix time of the commit in seconds, by the clock of the publisher's machine."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PublishReport:
-    """A report of the updates that a publisher has made, and its plan for further updates."""
+    """The updates that a publisher has made so far, and the plan for further updates."""
 
     updates: tuple[Update, ...]
     """The last 4,096 updates."""
     failed: int
     """Number of failed updates. The log contains the reasons."""
     losses: tuple[tuple[int, float], ...]
-    """The last 65,536 losses, as pairs (iteration, loss)."""
+    """The last 65,536 losses, as pairs `(iteration, loss)`."""
     schedule: Schedule | None
-    """The iterations at which versions are published: the current plan, or the `Schedule` or iterations passed to the
-    publisher. None before the first plan, or if the publisher was created with an int or "epoch"."""
+    """The current plan, or the `Schedule` or iterations passed to the publisher. None before the first plan, or if the
+    publisher was created with an int or "epoch"."""
     curve: Fitted | None
-    """The loss curve that the plan is based on."""
+    """The loss curve that the current plan is based on. None until a curve is fitted."""
     costs: UpdateCosts | None
-    """The measured durations of iterations, updates and inferences that the plan is based on."""
+    """The latest durations of iterations, updates and inferences. None before the first measurements."""
 
     def __repr__(self) -> str:
         last = f", the last {self.updates[-1].ref}" if self.updates else ""

@@ -75,32 +75,32 @@ class _UnderWay:
 
 
 class Publisher:
-    """A publisher of versions of a model, which a training loop calls.
+    """A publisher of new versions of a model, for use in a training loop.
 
-    Call `step` after each iteration. `step` publishes a version if the schedule requires one. By default, an update
-    blocks the training for one memory copy only, and the commit runs in the background. If an update is due while the
-    previous update is still in progress, the new update is made at a later step. An update that fails is logged and
-    counted, and the training continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
+    Call `step` after each iteration. If an update is due, `step` publishes a version. By default, an update blocks the
+    training for one memory copy only, and the version is committed in the background. If the previous update is still
+    in progress, the new update is made at a later step. If an update fails, the failure is logged and counted, and the
+    training continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
 
     Args:
         repo: The repository.
         name: Name of the model.
-        schedule: When to publish:
+        schedule: The iterations after which versions are published:
 
-            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): according to a plan, which is
-              computed from the losses and the measured costs of updates. The first version is published at the end of a
-              warm-up. The final state is not always published. Call `publish` to publish it.
-            - a `PlanRequest`: according to a plan that is computed with the parameters of the `PlanRequest`.
-            - an int n: every n iterations.
-            - "epoch": at the end of each epoch. Call `expect(epoch=...)` before the first step.
-            - a `Schedule`, or a collection of iterations: at the given iterations.
+            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): the iterations of a plan. The
+              plan is computed from the losses and the measured costs of updates. The first version is published at the
+              end of a warm-up. The plan may not include the final state: call `publish` to publish the final state.
+            - a `PlanRequest`: the iterations of a plan that is computed with the options of the `PlanRequest`.
+            - an int n: every nth iteration.
+            - "epoch": the last iteration of each epoch. Call `expect(epoch=...)` before the first step.
+            - a `Schedule`, or a collection of iterations: the given iterations.
 
         warmup: Number of iterations of the warm-up. Defaults to `PlanRequest.warmup`, or 50 without a `PlanRequest`.
-        transport: "files" commits a version after it is written to the repository's path (Viper-PFS). Any other
-            transport commits a version in memory and writes it to the path soon after.
-        synchronous: Whether an update blocks the training until it is committed (Viper-Sync).
-        keep: Number of this publisher's newest versions to keep. The publisher retires older versions that it has
-            published. Defaults to all versions if the repository has a path, else to 2.
+        transport: With "files", a version is committed after it is written to the repository's path (Viper-PFS). With
+            any other transport, a version is committed in memory, and later written to the path, if there is one.
+        synchronous: Whether an update blocks the training until the version is committed (Viper-Sync).
+        keep: Number of this publisher's newest versions to keep. Older versions of this publisher are retired. None
+            keeps all versions if the repository has a path, and otherwise 2 versions.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -173,11 +173,11 @@ class Publisher:
         return self._iteration
 
     def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
-        """Set the number of the last iteration and the length of an epoch, for schedules that need these numbers.
+        """Set the last iteration of the training run, the number of iterations per epoch, or both.
 
         Args:
-            stop: Number of the last iteration. A plan uses it if its `PlanRequest` does not set `stop`.
-            epoch: Iterations per epoch, for the schedule "epoch".
+            stop: Number of the last iteration. Plans use this number if the `PlanRequest` does not set `stop`.
+            epoch: Number of iterations per epoch, for the schedule "epoch".
 
         Raises:
             ClosedError: if the publisher is closed, or this is a forked child of the process that created it.
@@ -189,18 +189,18 @@ class Publisher:
     def step(self, loss: float, model: object, iteration: int | None = None) -> bool:
         """Record the end of a training iteration, and publish a version if an update is due.
 
-        An update that fails is logged and counted, but does not raise an error.
+        If the update fails with a `TensorVineError`, the failure is logged and counted, and no exception is raised.
 
         Args:
-            loss: Loss of the iteration. Reading a loss from a GPU makes the training loop wait for the GPU, so on a GPU
-                call `step` only every few iterations.
+            loss: Loss of the iteration. Reading a loss from a GPU makes the training loop wait for the GPU. On a
+                GPU, therefore call `step` only every few iterations.
             model: The model: a Keras model, a torch module, a mapping of names to arrays, or a callable that returns
                 one of these.
-            iteration: Number of the iteration. Defaults to the previous number plus 1. Numbers can be skipped. An
-                update that was due at a skipped iteration is then made at this iteration.
+            iteration: Number of the iteration. Defaults to the previous number plus 1. Numbers can be skipped. If an
+                update was due at a skipped iteration, the update is made at this iteration.
 
         Returns:
-            Whether the call began an update.
+            Whether the call started an update.
 
         Raises:
             ValueError: if `iteration` is not greater than the previous number, or the schedule is "epoch" and
@@ -234,21 +234,21 @@ class Publisher:
         return due and not busy
 
     def publish(self, model: object, loss: float | None = None) -> PendingSave:
-        """Publish a version immediately, regardless of the schedule.
+        """Publish a version now, regardless of the schedule.
 
-        If an update is in progress, wait for its end first. Then return after one memory copy or, if the publisher is
-        synchronous, after the commit.
+        If an update is in progress, this method first waits for the end of that update. It then returns after one
+        memory copy or, if the publisher is synchronous, after the commit.
 
         Args:
             model: The model, as in `step`.
-            loss: Loss of the last iteration. The version's metadata contains the loss, and its quality is `-loss`.
+            loss: Loss of the last iteration. The loss is stored in the version's metadata, and the quality is `-loss`.
 
         Returns:
-            The save of the version. It can still be in progress.
+            The save of the version. The save can still be in progress.
 
         Raises:
             ClosedError: if the publisher is closed, or this is a forked child of the process that created it.
-            TensorVineError: As in `Repository.save_async`. The failure is also counted in the report.
+            TensorVineError: the errors of `Repository.save_async`. The failure is also counted in the report.
         """
         self._opened.check()
         self._start()
@@ -283,7 +283,7 @@ class Publisher:
         )
 
     def report(self) -> PublishReport:
-        """Return a report of the updates so far. This also works after `close`."""
+        """Return a report on the updates made so far. The method can also be called after `close`."""
         self._opened.check_process()
         self._settle(wait=False)
         with self._lock:
@@ -298,13 +298,13 @@ class Publisher:
             )
 
     def callback(self) -> FitCallback:
-        """Return a Keras callback that publishes versions with this publisher, for `model.fit(callbacks=[...])`."""
+        """Return a Keras callback for `model.fit(callbacks=[...])` that reports each batch to this publisher."""
         from .fitting import FitCallback
 
         return FitCallback(self)
 
     def finish(self) -> None:
-        """Wait until the last update is committed, and retire the versions that exceed the limit `keep`."""
+        """Wait for the end of the last update, then retire old versions as specified by `keep`."""
         self._opened.check()
         self._settle(wait=True)
         self._retire()
@@ -317,9 +317,9 @@ class Publisher:
         return self._opened.closed
 
     def close(self) -> None:
-        """Wait for the last update, stop the background thread, and retire the versions that exceed the limit `keep`.
+        """Wait for the end of the last update, stop the background thread, and retire old versions as `keep` specifies.
 
-        Does nothing if the publisher is closed, or in a forked child process. If `close` is interrupted, call it again.
+        Does nothing if the publisher is closed, or in a forked child process. If interrupted, call `close` again.
         """
         if self._opened.closed:
             return

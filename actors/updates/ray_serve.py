@@ -98,25 +98,25 @@ def _plain(outputs: object) -> object:
 def serve_application(
     repo: Repository, name: str, build: Callable[[], object], *, transport: str = "auto", **options: object
 ) -> serve.Application:
-    """Return a Ray Serve application that answers with the newest version of a model.
+    """Return a Ray Serve application that answers requests with the newest version of a model.
 
     The handle of the application has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP,
-    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. A
-    batch is a nested list, or an object of nested lists by input name. By default, integers become int64 and
-    floating-point numbers float32. The optional "dtype" is another dtype for all inputs, or an object of dtypes by
-    input name.
+    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. The
+    batch is a nested list, or a JSON object that maps input names to nested lists. By default, integers become int64
+    and floating-point numbers become float32. The optional "dtype" is a NumPy dtype for all inputs, or a JSON object
+    that maps input names to dtypes.
 
-    Replicas fetch new versions while they answer, without a new deployment.
+    Replicas load new versions while they answer requests. No redeployment is needed.
 
     Args:
         repo: The repository.
         name: Name of the model.
         build: Function that builds a model, as in `Consumer.start`.
-        transport: As in `Consumer.start`.
+        transport: Transport by which versions are fetched, as in `Consumer.start`.
         options: Options of `serve.deployment`, such as `num_replicas=2` or `ray_actor_options={"num_gpus": 1}`.
 
     Returns:
-        The application, for `serve.run`.
+        The application, to be passed to `serve.run`.
 
     >>> handle = serve.run(serve_application(repo, "net", build, num_replicas=2))    # doctest: +SKIP
     >>> handle.infer.remote(batch).result().ref                                      # doctest: +SKIP

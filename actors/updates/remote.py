@@ -37,10 +37,10 @@ class RemoteCalls:
 
 
 class Remote:
-    """Base class of `Producer` and `Consumer`: an actor that stops when the process that started it ends."""
+    """Base class of `Producer` and `Consumer`: handle to an actor that stops when the process that started it ends."""
 
     role: ClassVar[str]
-    """The actor's role, "producer" or "consumer"."""
+    """Role of the actor: "producer" or "consumer"."""
 
     def __init__(self, engine: Engine, name: str, actor_name: str, actor: Actor) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Remote:
         return self._channel.call(request, timeout)
 
     def close(self) -> None:
-        """Stop the actor, even if it is busy. Does nothing after the first call, or in a forked child process."""
+        """Stop the actor, even if the actor is busy. Does nothing after the first call or in a forked child process."""
         if not self._opened.close():
             return
         try:

@@ -35,13 +35,13 @@ KEPT_REFUSED = 64
 
 @runtime_checkable
 class Servable(Protocol):
-    """The interface of a model that uses neither Keras nor PyTorch, but for example NumPy or CuPy."""
+    """Interface of a model that is not written in Keras or PyTorch, for example a NumPy or CuPy model."""
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set the model's tensors to those of a version.
+        """Set the tensors of the model to the tensors of a version.
 
         Args:
-            tensors: Tensor name -> array. The arrays are read-only and stay valid as long as they are referenced.
+            tensors: Mapping of tensor names to read-only arrays. Each array stays valid while a reference to it exists.
         """
         ...
 
@@ -52,10 +52,10 @@ class Servable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The answer to a request. A single version computes all of it."""
+    """The answer to a request. All outputs of an answer are computed by the same version."""
 
     outputs: Any
-    """Outputs of the model. Tensors of a torch module are converted to NumPy arrays."""
+    """Outputs of the model. If the model is a torch module, tensors are converted to NumPy arrays."""
     ref: ModelRef
     """The version that computed the outputs."""
     seconds: float
@@ -73,13 +73,13 @@ class _Copy:
 
 
 class Serving:
-    """Two copies of a model: one answers requests while the other receives the next version (Viper, section 4.2).
+    """Two copies of a model: the active copy answers requests, and the inactive copy is updated (Viper, section 4.2).
 
-    `Consumer` and `EdgeConsumer` use this class. Create a `Serving` to serve a model without a consumer.
+    `Consumer` and `EdgeConsumer` use this class. Use `Serving` directly to serve a model without a consumer.
 
     Args:
         build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
-            twice.
+            twice, once for each copy.
         name: Name of the model, for error messages.
 
     Raises:
@@ -106,24 +106,24 @@ class Serving:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version that is used for answers. None before the first version."""
+        """The version in use: requests are answered with this version. None before the first version."""
         return self._active.ref
 
     def take(self, ref: ModelRef, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
-        """Write a version into the copy of the model that is not in use, then use this copy for further answers.
+        """Write a version to the inactive copy of the model, then activate this copy.
 
         If the version does not fit the model, the previous version stays in use.
 
         Args:
-            ref: The version.
-            tensors: Tensor name -> array.
-            graph: Architecture of the version. A graph without layers is not checked.
+            ref: Reference of the version.
+            tensors: Mapping of tensor names to arrays.
+            graph: Architecture of the version. If the graph has no layers, the architecture is not checked.
 
         Raises:
-            GraphError: if the version has another architecture than the model, or a layer rejects its state.
-            TensorNotFoundError: if the version lacks a tensor of the model, or has an additional one.
-            TensorMismatchError: if a tensor has another shape or dtype than in the model.
-            OperationTimeoutError: if the copy that is not in use still computes earlier answers after 60 seconds.
+            GraphError: if the architectures of the version and the model differ, or a layer rejects its state.
+            TensorNotFoundError: if the version lacks a tensor of the model, or has an additional tensor.
+            TensorMismatchError: if the shape or dtype of a tensor differs from that in the model.
+            OperationTimeoutError: if the inactive copy still processes earlier requests after 60 seconds.
         """
         with self._filling:
             copy = self._other
@@ -144,28 +144,28 @@ class Serving:
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """The last 64 versions passed to `refuse`, with the reasons."""
+        """The last 64 versions passed to `refuse`, each with its reason."""
         with self._changed:
             return dict(self._refused)
 
     def refuse(self, ref: ModelRef, why: str) -> None:
-        """Record why a version does not fit the model. `refused` and messages of timeouts contain the reason."""
+        """Record the reason why a version does not fit the model, for `refused` and the messages of timeout errors."""
         with self._changed:
             self._refused[ref] = why
             if len(self._refused) > KEPT_REFUSED:
                 del self._refused[next(iter(self._refused))]
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:
-        """Answer a batch with the newest version of the model.
+        """Compute the outputs of the model for a batch, with the version in use.
 
         Args:
             batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, a nested list of
-                numbers, or a dict or tuple of these. They are moved to the module's device.
+                numbers, or a dict or tuple of these. The input is moved to the module's device.
             timeout: Seconds to wait for the first version. Calls after the first version do not wait.
 
         Raises:
-            OperationTimeoutError: if there is no version in time. If versions were refused, the message contains the
-                reason for the last refusal.
+            OperationTimeoutError: if no version is available in time. If versions were refused, the message contains
+                the reason for the last refusal.
             Exception: any error that the model raises.
         """
         with self._changed:
@@ -188,17 +188,17 @@ class Serving:
         return Inference(outputs, ref, time.perf_counter() - begun)
 
     def wait_for(self, version: int, timeout: float) -> ModelRef:
-        """Wait until version number `version`, or a newer version, is used for answers.
+        """Wait until version number `version` or a newer version is in use.
 
         Args:
             version: Number of the version.
             timeout: Seconds to wait.
 
         Returns:
-            The version that is used for answers.
+            The version in use.
 
         Raises:
-            OperationTimeoutError: if neither `version` nor a newer version is used in time.
+            OperationTimeoutError: if neither `version` nor a newer version is in use in time.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.ref is not None and self.ref.version >= version, timeout)
@@ -217,7 +217,7 @@ class Serving:
         return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
-        """Stop the helper thread, which copies tensors."""
+        """Stop the helper thread that copies tensors."""
         self._helper.shutdown()
 
 

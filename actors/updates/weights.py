@@ -19,11 +19,11 @@ def save_weights(repo: Repository, name: str, weights: object, *, timeout: float
         repo: The repository.
         name: Name of the model.
         weights: A mapping of names to arrays, a list of arrays such as `model.get_weights()`, a Keras model, or a torch
-            module. The arrays of a list are named by their index, with six digits.
+            module. The name of an array in a list is its index with six digits, such as "000000".
         timeout: Seconds to wait.
 
     Raises:
-        TensorVineError: As in `Repository.save`.
+        TensorVineError: the errors of `Repository.save`.
     """
     if isinstance(weights, (list, tuple)):
         weights = {f"{place:06d}": array for place, array in enumerate(cast("Sequence[Any]", weights))}
@@ -34,7 +34,7 @@ def save_weights(repo: Repository, name: str, weights: object, *, timeout: float
 def load_weights(repo: Repository, name: str, *, timeout: float = 60.0) -> Mapping[str, np.ndarray]:
     """Load the weights of a model's newest version.
 
-    If the weights were saved as a list, `list(load_weights(repo, name).values())` is that list.
+    If the weights were saved as a list, `list(load_weights(repo, name).values())` has the same order.
 
     Args:
         repo: The repository.
@@ -42,10 +42,10 @@ def load_weights(repo: Repository, name: str, *, timeout: float = 60.0) -> Mappi
         timeout: Seconds to wait.
 
     Returns:
-        Name -> read-only array.
+        A mapping of tensor names to read-only arrays.
 
     Raises:
         ModelNotFoundError: if the model does not exist.
-        TensorVineError: As in `Repository.load`.
+        TensorVineError: the errors of `Repository.load`.
     """
     return repo.load(name, timeout=timeout)

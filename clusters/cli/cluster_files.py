@@ -38,9 +38,9 @@ def cluster_files(
     codec: Annotated[Text, typer.Option(help="Codec of the tensors on disk, such as 'shuffle|zstd(3)'.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write the files that start TensorVine on a cluster, and list the values that must still be filled in.
+    """Write the files that start TensorVine on a cluster, and list the values that you must still provide.
 
-    Each KIND accepts only some of the options.
+    The accepted options depend on KIND.
     """
     given = {
         "wheel": _beside_constraints(wheel),

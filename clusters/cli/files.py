@@ -66,9 +66,9 @@ def import_(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Save the tensors of a file as a new version. Tensors equal to the parent's are shared, not stored again.
+    """Save the tensors of a file as a new version. Tensors that equal tensors of the parent are not stored again.
 
-    Architecture, quality and metadata are read from the file, if it has them.
+    The architecture, quality and metadata are read from the file, if the file contains them.
     """
     given: dict[str, Any] = {"parent": parent, "quality": quality}
     with connected(name, address, scheduler) as repository, console(stderr=True).status("saving"):

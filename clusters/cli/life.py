@@ -130,9 +130,9 @@ def up(
 ) -> None:
     """Start a repository that runs until `tensorvine down`.
 
-    It runs on the Dask cluster of --scheduler or DASK_SCHEDULER_ADDRESS, on the Ray cluster of --address or
-    RAY_ADDRESS, or on the Ray cluster of this machine. If Ray is not running, this command starts it. It never starts
-    a Dask cluster. Versions on --path are restored.
+    The repository runs on the Dask cluster of --scheduler or DASK_SCHEDULER_ADDRESS, or on the Ray cluster of --address
+    or RAY_ADDRESS. Without these, the repository runs on Ray on this machine, and this command starts Ray if necessary.
+    The command never starts a Dask cluster. Versions on --path are restored.
     """
     from ...actors.client.repository import Repository
     from ...store.codecs.codec import from_spec
@@ -224,10 +224,10 @@ def down(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a repository, after writing its pending versions to its path.
+    """Write the pending versions of a repository to its path, then stop the repository.
 
-    Also stops the Ray that it runs on, if `tensorvine up` started that Ray on this machine and no other repository runs
-    on it. Never stops a Dask cluster.
+    If `tensorvine up` started Ray on this machine, and no other repository uses this Ray, the command also stops Ray.
+    The command never stops a Dask cluster.
     """
     from ..nodes import machines, repositories
 

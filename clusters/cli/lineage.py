@@ -29,10 +29,10 @@ def lineage(
     address: Address = None,
     scheduler: Scheduler = None,
 ) -> None:
-    """Show the ancestors and the descendants of a version, their quality, and which version wrote which layers.
+    """Show the ancestors and descendants of a version, their quality, and the layers that each version wrote.
 
-    Retired ancestors are included. Their quality is known as long as the repository runs. --picture needs the extra
-    `pictures`.
+    Retired ancestors are included. Their quality is shown if it is still stored in memory or on disk. --picture
+    requires the extra `pictures`.
     """
     from ..lineage.picture import check_picture, draw_lineage
     from ..lineage.tree import lineage_tree

@@ -42,7 +42,7 @@ class _Layer(TypedDict):
 
 
 def repos(address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
-    """List the repositories that run on a cluster, with their numbers of shards."""
+    """List the repositories that run on a cluster, and the number of shards of each repository."""
     from ...actors.rpc.messages import repositories
 
     place = running_at(address, scheduler)
@@ -58,7 +58,7 @@ def repos(address: Address = None, scheduler: Scheduler = None, as_json: AsJson 
 
 
 def status(name: Name = None, address: Address = None, scheduler: Scheduler = None, as_json: AsJson = False) -> None:
-    """Show the nodes of the cluster, and the content and memory of each shard of a repository.
+    """Show the nodes of the cluster, and the contents and memory use of each shard of a repository.
 
     The exit code is 1 if a shard does not answer.
     """
@@ -103,7 +103,7 @@ def ls(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the live versions: parent, time, quality, bytes written, total bytes, and the share that is inherited."""
+    """List the live versions: parent, creation time, quality, bytes written, total bytes and inherited share."""
     with connected(name, address, scheduler) as repository:
         found = _infos(repository, prefix)
     if as_json:
@@ -125,7 +125,7 @@ def show(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one version: its metadata, its layers, and the version that wrote each layer."""
+    """Show the metadata and the layers of a version, and the versions that wrote each layer."""
     with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)

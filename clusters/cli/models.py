@@ -27,10 +27,10 @@ def retire(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Retire versions. Tensors that their descendants share stay available.
+    """Retire one or more versions. Tensors that are shared with live descendants are kept.
 
-    If a version does not exist, an error is printed, the others are still retired, and the exit code is 1. If an
-    argument is not a valid reference, nothing is retired.
+    If a version does not exist, an error is printed, the other versions are still retired, and the exit code is 1. If
+    an argument is not a valid reference, no version is retired.
     """
     gone: list[ModelRef] = []
     missing: list[str] = []
@@ -62,10 +62,10 @@ def wait(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for a version of a model, and print the newest one.
+    """Wait for a version of a model, and print the newest version.
 
-    With NAME@VERSION, wait for this version or a newer one. It may exist already; `m@1` means any version of m. With
-    NAME, wait for a version that is newer than all existing ones. After a timeout, the exit code is 1.
+    With NAME@VERSION, return when this version or a newer version exists. `m@1` accepts any version of m. With NAME,
+    wait for a version that is newer than all existing versions. After a timeout, the exit code is 1.
     """
     known, version = split_ref(model)
     with connected(name, address, scheduler) as repository:

@@ -6,9 +6,9 @@ import typer
 
 
 def ray_sizes() -> None:
-    """Print memory options for `ray start` that fit this machine, job or container.
+    """Print the memory options of `ray start` that fit the available memory of this machine, job or container.
 
-    Example: `ray start --head $(tensorvine ray-sizes)`. Fails if there is too little memory for Ray.
+    Example: `ray start --head $(tensorvine ray-sizes)`. The command fails if there is too little memory for Ray.
     """
     from ...actors.engine.room import ray_start_options
 

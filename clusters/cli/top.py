@@ -59,11 +59,11 @@ def top(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the shards of a repository until Ctrl-C: memory, models, requests, traffic, and waiting calls.
+    """Show the load of each shard of a repository until Ctrl-C: models, memory, requests, traffic and waiting requests.
 
-    Requests are started saves, fetched versions and answered prefix queries. Traffic is the bytes of tensors that saves
-    sent to the shard, and that the shard sent to readers and other shards. Waiting calls wait for memory or for the
-    disk. Unwritten versions are not on disk yet. --json needs --once.
+    Requests are saves, loads and prefix queries. Traffic is the tensor bytes per second that a shard receives from
+    saves, and that it sends to readers and other shards. Waiting requests wait for memory or for the disk. Unwritten
+    versions are not yet on disk. --json requires --once.
     """
     if as_json and not once:
         raise typer.BadParameter("expected it only with --once", param_hint="--json")

@@ -33,7 +33,8 @@ def scale(
 ) -> None:
     """Change the number of shards while reads and writes continue. No data is lost.
 
-    After the timeout, a step that is not decided yet is undone, and a decided step is finished in the background.
+    Each step adds shards or drains one shard. After the timeout, a step that the planner has not yet decided is undone,
+    and a decided step is completed in the background.
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:
@@ -63,7 +64,7 @@ def flush(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until all versions that are committed now are written to the repository's path."""
+    """Wait until all versions committed so far are written to the repository's path."""
     with connected(name, address, scheduler) as repository:
         with console(stderr=True).status("writing pending versions to disk"):
             repository.flush(timeout)

@@ -25,9 +25,9 @@ def verify(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check stored versions: checksums in memory and on disk, recorded writers of tensors, and unreadable files.
+    """Check stored versions for damage: checksums in memory and on disk, owners of tensors, and unreadable files.
 
-    The exit code is 1 if there are problems.
+    The exit code is 1 if a problem is found.
     """
     from rich.progress import track
 

@@ -62,14 +62,14 @@ class Relative:
     ref: ModelRef
     """Reference of this version."""
     parent: ModelRef | None
-    """Parent of this version. None if it has no parent."""
+    """Parent of this version. None if this version has no parent."""
     live: bool
     """Whether this version is live. For a retired version, `created`, `bytes_owned` and `bytes_total` are None."""
     quality: float | None
     """Quality of this version.
 
-    None if this version was saved without a quality. Also None if this version is retired, and only a shard that died
-    had stored the quality.
+    None if this version was saved without a quality. Also None if this version is retired, and its quality was lost
+    when a shard died.
     """
     created: datetime | None
     """Time of the save, in UTC. None if this version is retired."""
@@ -78,14 +78,14 @@ class Relative:
     bytes_total: int | None
     """Bytes of all tensors of this version. None if this version is retired."""
     layers: tuple[str, ...] = ()
-    """Layers of the reported version in which this version wrote tensors, from input to output.
+    """Layers of the reported version that contain tensors written by this version, from input to output.
 
-    If this version is a descendant, these are its layers in which the reported version wrote tensors.
+    For a descendant: layers of this version that contain tensors written by the reported version.
     """
     tensors: int = 0
-    """Number of tensors of the reported version that this version wrote.
+    """Number of tensors of the reported version that were written by this version.
 
-    If this version is a descendant, this is the number of its tensors that the reported version wrote.
+    For a descendant: number of tensors of this version that were written by the reported version.
     """
 
 
@@ -99,7 +99,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A report on the ancestors and the descendants of one version, which is called the reported version.
+    """A report on the ancestors and descendants of one version, called the reported version.
 
     >>> a, b = ModelRef("a", 1), ModelRef("b", 1)
     >>> unknown = dict(created=None, bytes_owned=None, bytes_total=None)
@@ -111,20 +111,20 @@ class Lineage:
     """
 
     ref: ModelRef
-    """Reference of the reported version, which is the version that the report describes."""
+    """Reference of the reported version."""
     ancestors: tuple[Relative, ...]
-    """All ancestors, the root first, followed by the reported version."""
+    """All ancestors of the reported version, starting with the root, followed by the reported version itself."""
     descendants: tuple[Relative, ...]
-    """The nearest descendants, parents before children. Retired versions with live descendants are included."""
+    """The nearest live descendants of the reported version and the retired versions in between, parents first."""
     writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
-    """For each layer of the reported version, the version that wrote most of its tensors.
+    """For each layer of the reported version, the version that wrote most of the layer's tensors.
 
-    Layers are in order from input to output. Layers without tensors are left out.
+    The layers are in order from input to output. Layers without tensors are left out.
     """
     tensors: int = 0
     """Number of tensors of the reported version."""
     unfollowed: int = 0
-    """Number of live descendants that are left out of `descendants`."""
+    """Number of live descendants that `descendants` does not include."""
 
     @property
     def model(self) -> Relative:
@@ -137,7 +137,7 @@ class Lineage:
         return [relative for relative in self.ancestors if relative.tensors]
 
     def steps(self) -> list[Relative | Gap]:
-        """Return the ancestors in a shortened form, from the root to the reported version.
+        """Return a shortened form of `ancestors`, from the root to the reported version.
 
         Three or more consecutive ancestors that wrote no tensors of the reported version are combined into one `Gap`.
         """
@@ -169,11 +169,11 @@ class Lineage:
 
 
 def lineage_of(repository: Answers, model: Model) -> Lineage:
-    """Return a report on the ancestors and the descendants of a version (EvoStore, section 4.1).
+    """Return a report on the ancestors and descendants of a version (EvoStore, section 4.1).
 
     Args:
         repository: A connected `Repository`.
-        model: A live version: a reference, `"name@3"`, or `"name"` for the latest version.
+        model: A live version: a reference, `"name@3"`, or `"name"` for the latest live version.
 
     Returns:
         A report with all ancestors and the nearest descendants. At most 60 live descendants are included.

@@ -110,10 +110,10 @@ def check_picture(path: Path) -> None:
 
 
 def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
-    """Draw a lineage as a picture, and write it to a file.
+    """Draw a lineage, and write the picture to a file.
 
-    Each version is a row, with the root at the top. Below the rows, a bar shows the layers of the reported version,
-    coloured by the version that wrote each layer. Requires the extra `pictures`.
+    The rows show the versions, with the root at the top. Below the rows, a bar shows the layers of the reported
+    version. The colour of a layer shows which version wrote the layer. This function requires the extra `pictures`.
 
     Args:
         lineage: Result of `lineage_of`.

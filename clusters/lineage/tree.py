@@ -22,7 +22,7 @@ LAYERS_WIDTH = 48
 
 
 def lineage_tree(lineage: Lineage) -> Tree:
-    """Return a lineage as a tree that can be printed with `rich.print`.
+    """Convert a lineage to a tree that `rich.print` can print.
 
     >>> from tensorvine.store import ModelRef
     >>> import rich

@@ -1,7 +1,7 @@
-"""TensorVine: a model repository and model-delivery engine for training coupled to inference, search and fine-tuning.
+"""TensorVine: model repository and model delivery for fine-tuning, search, and training coupled to inference.
 
-Names are imported when they are first used. In the source tree, this file is `clusters/package/__init__.py`, and the
-subpackages `tensorvine.store`, `.planner`, `.actors` and `.clusters` are top-level folders.
+Names are imported on first use. In the source tree, this file is `clusters/package/__init__.py`, and the subpackages
+`store`, `planner`, `actors` and `clusters` of `tensorvine` are top-level folders.
 """
 
 # its siblings are found where it is installed, not from this folder
@@ -25,7 +25,7 @@ def connect(name: str | None = None) -> Repository:
         name: Name of the repository. None means `"default"`.
 
     Raises:
-        RepositoryNotFoundError: if no cluster is running, or no repository with this name is running on it.
+        RepositoryNotFoundError: if no cluster is running, or the cluster has no repository of this name.
         ForeignRepositoryError: if `name` is None, and the repository belongs to another user.
 
     >>> with connect() as repo:                                       # doctest: +SKIP

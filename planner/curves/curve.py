@@ -42,7 +42,7 @@ LEAST = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """A fitted loss curve: a function from an iteration to the expected loss.
+    """A fitted loss curve: a function that returns the expected loss at an iteration.
 
     Before the iteration of the first fitted loss, the curve is constant.
 
@@ -54,17 +54,17 @@ class LossCurve:
     shape: LossForm
     """The form of the curve: its formula and the names of its parameters."""
     params: dict[str, float]
-    """Fitted values of the parameters of the formula, by name. The x of the formula is the iteration minus `origin`."""
+    """Mapping of parameter names to fitted values. In the formula, x is the iteration minus `origin`."""
     origin: int
-    """The iteration at which the x of the formula is 0: the iteration of the first fitted loss minus `shape.first`."""
+    """The iteration at which x is 0 in the formula: the iteration of the first fitted loss minus `shape.first`."""
     floor: float
     """Lower bound of the curve: 0 if no fitted loss was negative, otherwise -inf."""
     mse: float
     """Mean squared error of the curve over the losses that were used for the fit."""
     tail_mse: float | None
-    """Mean squared error on the last fifth of the losses, from a test fit of this form to the earlier losses only.
+    """Mean squared error on the last fifth of the losses, predicted by a test fit of this form to the earlier losses.
 
-    None if no test fit was made: if `choose` was "mse" in `fit_loss_curve`, or only one loss was finite.
+    None if `fit_loss_curve` made no test fit, because `choose` was "mse" or only one loss was finite.
     """
     used: int
     """Number of losses that were used for the fit."""
@@ -97,16 +97,16 @@ def fit_loss_curve(
 ) -> LossCurve:
     """Fit several forms to the losses of a training run, and return the best curve (Viper, section 4.3).
 
-    Forms with more parameters than losses are skipped.
+    A form is a formula with parameters. Forms with more parameters than losses are skipped.
 
     Args:
-        losses: Losses in any unit. Numbers are the losses of the iterations `start`, `start` + 1 and so on. Pairs
-            (iteration, loss) must have increasing iterations.
-        forms: Names of forms, such as "exp3", or `LossForm` objects.
+        losses: Losses in any unit: numbers, or pairs (iteration, loss). Numbers are the losses of the iterations
+            `start`, `start` + 1 and so on. The iterations of pairs must increase.
+        forms: Forms to fit: names, such as "exp3", or `LossForm` objects.
         start: Iteration of the first loss. Must be 0 if the losses are pairs.
-        choose: Method of choosing the form. "tail" fits each form to the losses without the last fifth, chooses the
-            form that predicts the last fifth best, and fits this form again to all losses. It also tries the constant
-            form "last1". "mse" chooses the form with the least mean squared error over all losses, as Viper does.
+        choose: Criterion for the best form. "tail" fits each form, and also the constant form "last1", to the losses
+            without the last fifth. The form that predicts the last fifth best is then fitted again to all losses. "mse"
+            chooses the form with the least mean squared error over all losses, as Viper does.
 
     Raises:
         ValueError: if there are no losses, fewer than half of them are finite, the iterations do not increase, a form

@@ -23,7 +23,7 @@ Bounds = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """A form of loss curves: a formula with parameters, and the starting points and bounds of their fit.
+    """A form of loss curve: a formula with parameters, and the starting points and bounds for fitting the parameters.
 
     >>> def log2(x, a, b):
     ...     return a - b * np.log(x)
@@ -34,19 +34,19 @@ class LossForm:
     """
 
     name: str
-    """Name of the form. Forms that are compared with each other have different names."""
+    """Name of the form. Use different names for forms that are compared with each other."""
     parameters: tuple[str, ...]
-    """Names of the parameters, in the order in which `function` takes them after x."""
+    """Names of the parameters, in the order of the arguments of `function` after x."""
     function: Callable[..., Array]
-    """The formula: a function of the array x and the parameters. It returns the loss for each element as float64."""
+    """The formula: a function of the float64 array x and the parameters that returns the losses as a float64 array."""
     guesses: Callable[[Array, Array], ArrayLike]
-    """Function of x and the losses that returns starting points of the fit, of shape (guesses, parameters)."""
+    """Function of x and the losses. Returns starting points of the fit: an array of shape (guesses, parameters)."""
     bounds: Callable[[Array, Array], Bounds]
-    """Function of x and the losses that returns lower and upper bounds of the parameters. Infinity means no bound."""
+    """Function of x and the losses. Returns the lower and upper bounds of the parameters. Infinity means no bound."""
     positive: frozenset[str] = frozenset()
-    """Names of the parameters that are always positive. The fit searches for the logarithms of these parameters."""
+    """Names of the parameters that must be positive. The logarithms of these parameters are fitted."""
     first: int = 0
-    """Value of x at the first fitted iteration."""
+    """Value of x at the iteration of the first fitted loss."""
 
 
 def _exp2(x: Array, a: Array, b: Array) -> Array:

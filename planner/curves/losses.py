@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UpdateCosts:
-    """The durations of training, updates and inference, in seconds.
+    """The durations of a training iteration, an update and an inference, in seconds.
 
     Raises:
         ValueError: if a duration is negative or not finite, or if `iteration_s` or `inference_s` is zero.
@@ -37,7 +37,7 @@ class UpdateCosts:
     iteration_s: float
     """Duration of one training iteration (`t_train` in Viper). Must be above zero."""
     stall_s: float
-    """Time for which a checkpoint stops the training (`t_p` in Viper)."""
+    """Time for which a checkpoint blocks the training (`t_p` in Viper)."""
     delivery_s: float
     """Time from the end of the stall until consumers use the new version (`t_c` in Viper)."""
     inference_s: float
@@ -60,7 +60,7 @@ def cumulative_inference_loss(
     inferences: float,
     floor: bool = False,
 ) -> float:
-    """Return the predicted sum of the losses of all inferences for a schedule (Viper, equation 2 and Algorithm 1).
+    """Predict the sum of the losses of all inferences under a schedule (Viper, equation 2 and Algorithm 1).
 
     Args:
         iterations: Iterations after which a checkpoint is taken, increasing and above `start`. A checkpoint that would
@@ -68,7 +68,7 @@ def cumulative_inference_loss(
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use until the first checkpoint arrives.
-        inferences: Number of inferences, including those with the version of `start`. They run one after the other.
+        inferences: Total number of consecutive inferences, including the inferences with the version of `start`.
         floor: Whether to round down the number of inferences with each version except the last, as Algorithm 1 does.
             By default, these numbers can be fractions.
 

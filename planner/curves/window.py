@@ -21,7 +21,7 @@ from .losses import Curve, Floats, UpdateCosts, arrivals, checked_inferences, in
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of checkpoints: the iterations after which they are taken.
+    """A schedule of checkpoints: the iterations after which a checkpoint is taken.
 
     >>> Schedule((60, 70, 80), interval=10, predicted_loss=512.0).iterations
     (60, 70, 80)
@@ -32,7 +32,7 @@ class Schedule:
     interval: int | None
     """Number of iterations between checkpoints. None if the schedule has no fixed interval."""
     predicted_loss: float
-    """Predicted sum of the losses of all inferences, in the unit of the loss curve."""
+    """Predicted sum of the losses of all inferences, in the unit of the loss curve. NaN if there is no prediction."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,17 +41,17 @@ def optimal_schedule(
     price: float = 0.0,
     most: int | None = None,
 ) -> Schedule:
-    """Return the schedule with the least predicted sum of the losses of all inferences.
+    """Return the schedule with the lowest predicted sum of the losses of all inferences.
 
     Args:
-        curve: Function from an iteration to its loss. The loss may rise and fall.
+        curve: Function from an iteration to its loss. The loss can rise and fall.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
-        price: Cost of a checkpoint in addition to its stall, in units of the predicted sum of losses.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
+        price: Cost of a checkpoint in addition to its stall, in the unit of the predicted loss.
         most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the price
-            is raised until the best schedule has at most `most` checkpoints.
+            is increased until the best schedule has at most `most` checkpoints.
 
     Returns:
         The schedule. Its `predicted_loss` does not include the price of the checkpoints.
@@ -76,19 +76,19 @@ def optimal_schedule(
 
 
 def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> list[Schedule]:
-    """Return the schedules with the best trade-offs between few checkpoints and a low predicted loss (Pareto front).
+    """Return schedules on the Pareto front of the number of checkpoints and the predicted loss.
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
 
     Returns:
-        At most a few dozen schedules, ordered by their number of checkpoints, from zero to the optimal number. Each
-        schedule has a lower predicted loss than the previous schedule. No schedule with the same number of checkpoints
-        has a lower predicted loss.
+        At most 32 schedules, ordered by their number of checkpoints, from zero to the optimal number. Each
+        schedule has a lower predicted loss than the previous schedule. No other schedule with the same number of
+        checkpoints has a lower predicted loss.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.

@@ -17,7 +17,7 @@ METHODS = ("optimal", "closed_form", "fixed", "greedy", "epoch")
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The options of the update plan for one training run.
+    """The options for planning the updates of one training run.
 
     Raises:
         ValueError: if a value is out of range.
@@ -30,21 +30,21 @@ class PlanRequest:
     """
 
     method: str = "optimal"
-    """Method that schedules the updates: "optimal", "closed_form", "fixed", "greedy" or "epoch"."""
+    """Scheduling method: "optimal", "closed_form", "fixed", "greedy" or "epoch"."""
     warmup: int = 50
-    """Number of iterations before the first version is published."""
+    """Number of iterations of the warm-up. The first version is published at the end of the warm-up."""
     stop: int | None = None
-    """Last iteration of the training run. None means unknown."""
+    """Last iteration of the training run. None means that the last iteration is unknown."""
     inferences: float | None = None
-    """Total number of inferences with published versions. None means the inferences that run during the training."""
+    """Total number of inferences with published versions. None counts only the inferences during the training run."""
     epoch: int | None = None
-    """Number of iterations per epoch, for method "epoch"."""
+    """Number of iterations per epoch. Required for method "epoch"."""
     price: float = 0.0
-    """Cost of a checkpoint in addition to its stall, in units of the predicted loss, for method "optimal"."""
+    """Cost of a checkpoint in addition to its stall, in the unit of `Schedule.predicted_loss`, for method "optimal"."""
     slowdown: float | None = 0.02
-    """Upper limit of the share of the training time that checkpoints use, for method "optimal". None means no limit."""
+    """Maximum share of the training time spent in checkpoint stalls, for method "optimal". None means no limit."""
     forms: tuple[str | LossForm, ...] = tuple(FORMS)
-    """Forms of loss curves to fit: names or `LossForm` objects."""
+    """Forms of loss curves that are fitted to the losses: names, such as "exp3", or `LossForm` objects."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -32,19 +32,19 @@ NO_STALL = 1e-12
 
 
 def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return the best schedule with a fixed interval between checkpoints (Viper, Algorithm 2).
+    """Return the fixed-interval schedule with the least predicted loss (Viper, Algorithm 2).
 
-    Unlike in Viper, the number of inferences with a version can be a fraction.
+    Unlike in Viper, the predicted number of inferences with each version can be a fraction.
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
 
     Returns:
-        The schedule. It has no checkpoints if no interval lowers the predicted loss.
+        The schedule, without checkpoints if no interval lowers the predicted loss.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
@@ -74,20 +74,20 @@ def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 def greedy_schedule(
     curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, threshold: float
 ) -> Schedule:
-    """Return a schedule with a checkpoint each time the loss has fallen by more than a threshold (Viper, Algorithm 3).
+    """Return a schedule with a checkpoint each time the loss falls by more than a threshold (Viper, Algorithm 3).
 
     Args:
         curve: Function from an iteration to its loss.
-        costs: Durations of training, updates and inference, for the predicted loss.
+        costs: Durations, used to predict the loss and to omit checkpoints that would arrive after the last inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
-        threshold: Decrease of the loss since the last checkpoint above which a new checkpoint is taken. Use
-            `greedy_threshold` for Viper's value.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
+        threshold: Threshold for the decrease of the loss since the last checkpoint. `greedy_threshold` returns the
+            threshold that Viper uses.
 
     Raises:
-        ValueError: if the threshold is negative or not finite, `stop` is not after `start`, `inferences` is negative
-            or not finite, or a loss is not finite.
+        ValueError: if `threshold` or `inferences` is negative or not finite, `stop` is not after `start`, or a loss is
+            not finite.
 
     >>> costs = UpdateCosts(iteration_s=1.0, stall_s=0.1, delivery_s=1.0, inference_s=1.0)
     >>> greedy_schedule(lambda i: 0.8**i, costs, 0, 20, 60, threshold=0.2).iterations
@@ -107,12 +107,12 @@ def greedy_schedule(
 
 
 def greedy_threshold(losses: Sequence[float]) -> float:
-    """Return the threshold for `greedy_schedule`, as Viper defines it.
+    """Return the threshold for `greedy_schedule` that Viper uses.
 
     The threshold is the mean plus the standard deviation of the absolute differences between consecutive losses.
 
     Args:
-        losses: Losses of consecutive iterations of the warm-up, at least two.
+        losses: At least two losses, from consecutive iterations of the warm-up.
 
     Raises:
         ValueError: if there are fewer than two losses, or a loss is not finite.
@@ -131,15 +131,15 @@ def greedy_threshold(losses: Sequence[float]) -> float:
 
 
 def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float, epoch: int) -> Schedule:
-    """Return a schedule with a checkpoint at the end of every epoch. This is the baseline in Viper.
+    """Return a schedule with a checkpoint at the end of every epoch (the baseline in Viper).
 
     Args:
         curve: Function from an iteration to its loss.
-        costs: Durations of training, updates and inference, for the predicted loss.
+        costs: Durations, used to predict the loss and to omit checkpoints that would arrive after the last inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
-        epoch: Number of iterations per epoch. An epoch ends at each multiple of this number.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
+        epoch: Number of iterations per epoch. An epoch ends after each iteration that is a multiple of `epoch`.
 
     Raises:
         ValueError: if `epoch` is less than 1, `stop` is not after `start`, `inferences` is negative or not finite, or a
@@ -156,21 +156,21 @@ def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
 
 def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return a schedule computed by a closed formula, which is fast and nearly optimal on smooth curves.
+    """Return a nearly optimal schedule for a smooth loss curve, computed quickly by a closed-form formula.
 
-    Around iteration x, checkpoints are `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations apart. In the formula, `l`
-    is the curve, `t` the duration of an iteration, `t_p` the stall, and `e` the last iteration whose checkpoint can
-    arrive before the last inference. Like the intervals of Young and Daly, the formula balances two costs: a long
-    interval leaves an old version in use, and each stall delays all later improvements. The inverse of the formula is
-    summed over the iterations, and a checkpoint is taken each time that the sum has grown by one. `optimal_schedule`
-    returns the exact optimum for every curve.
+    Near iteration x, the checkpoint interval is `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations. In this formula,
+    `l` is the loss curve, `t` is the duration of an iteration, `t_p` is the duration of a stall, and `e` is the last
+    iteration whose checkpoint can arrive before the last inference. Like the checkpoint interval of Young and Daly, the
+    formula balances two costs: long intervals keep old versions in use, and each stall delays all later improvements.
+    The reciprocal of the interval is summed over the iterations. A checkpoint is taken each time the sum has grown by
+    one. `optimal_schedule` returns the exact optimum for any curve.
 
     Args:
-        curve: Function from an iteration to its loss. Where the loss rises, the lowest earlier loss is used.
+        curve: Function from an iteration to its loss. Only iterations with a new lowest loss are considered.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
-        inferences: Number of inferences, including those with the version of `start`.
+        inferences: Total number of inferences, including the inferences with the version of `start`.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.

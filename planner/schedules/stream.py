@@ -97,7 +97,7 @@ class _Served:
 
 
 class Stream:
-    """The update plan of a training run, and the measurements on which the plan is based.
+    """The update plan of a training run, computed from recorded losses and durations.
 
     >>> stream = Stream(PlanRequest(warmup=20, stop=200))
     >>> stream.observe(0, [2 * 0.97**i + 0.1 for i in range(20)])
@@ -130,11 +130,11 @@ class Stream:
         self._served: int | None = None
 
     def observe(self, first_iteration: int, losses: Sequence[float]) -> None:
-        """Record the losses of consecutive iterations. Losses of iterations that are already recorded are ignored.
+        """Record the losses of consecutive iterations. Losses up to the last recorded iteration are ignored.
 
         Args:
             first_iteration: Iteration of the first loss, at least 0.
-            losses: Losses in any unit. They may include NaN and infinities.
+            losses: Losses in any unit. NaN and infinity are allowed.
 
         Raises:
             ValueError: if `first_iteration` is negative.
@@ -153,39 +153,39 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Record that the version of an iteration was published, even if the plan did not contain the iteration."""
+        """Record that the version of an iteration was published. The plan need not contain the iteration."""
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:
-        """Record the duration of a training iteration without checkpoint stalls. The duration must be above 0."""
+        """Record the duration of a training iteration without checkpoint stalls. `seconds` must be above 0."""
         self._note("iteration", seconds)
 
     def stalled(self, seconds: float) -> None:
-        """Record the time for which a checkpoint stopped the training. The time must be at least 0."""
+        """Record the duration of a training stall caused by a checkpoint. `seconds` must be at least 0."""
         self._note("stall", seconds)
         self._spent_s += seconds
 
     def delivered(self, seconds: float, nbytes: int, transport: str) -> None:
-        """Record the duration of a delivery: the time from the end of the stall until consumers use the version.
+        """Record the duration of a delivery: the time from the end of the stall until consumers use the new version.
 
         Args:
             seconds: Duration in seconds, at least 0.
             nbytes: Number of bytes transferred, at least 0.
-            transport: Name of the transport that was used.
+            transport: Name of the transport.
         """
         self.transports.measured(transport, nbytes, seconds)
         self._note("delivery", seconds)
 
     def answered(self, seconds_per_inference: float) -> None:
-        """Record the duration of an inference. The duration must be above 0."""
+        """Record the duration of an inference. `seconds_per_inference` must be above 0."""
         self._note("inference", seconds_per_inference)
 
     @property
     def costs(self) -> UpdateCosts | None:
-        """The durations of training, updates and inference: for each, the median of its last 16 measurements.
+        """The durations of training, updates and inference. Each duration is the median of its last 16 measurements.
 
-        None until an iteration and a stall were measured. If no delivery was measured, its duration is assumed to be
-        that of a stall. If no inference was measured, its duration is assumed to be that of an iteration.
+        None before an iteration and a stall have been measured. Before a delivery has been measured, the stall duration
+        is used. Before an inference has been measured, the iteration duration is used.
         """
         took = {name: median(seconds) for name, seconds in self._took.items() if seconds}
         if "iteration" not in took or "stall" not in took:
@@ -194,10 +194,10 @@ class Stream:
         return UpdateCosts(iteration, stall, took.get("delivery", stall), took.get("inference", iteration))
 
     def wants_plan(self, now: int) -> bool:
-        """Return whether a new plan is needed, so that the caller should call `plan`.
+        """Return whether the caller should call `plan` to make a new plan.
 
-        A new plan is needed after the warm-up, after enough new losses, at the end of the current plan, and if the
-        durations or the losses no longer agree with the current plan.
+        A new plan is needed after the warm-up, when the durations are first known, when the number of losses has
+        doubled, at the end of the current plan, and when durations or losses no longer match the current plan.
 
         Args:
             now: The last finished iteration.
@@ -224,8 +224,8 @@ class Stream:
     def plan(self, now: int) -> Schedule:
         """Fit the loss curve to the recorded losses, and return a schedule for the iterations after `now`.
 
-        Until the durations are measured, the schedule contains at most one checkpoint, for the first version, and its
-        predicted loss is NaN.
+        While `costs` is None, the schedule contains at most the checkpoint of the first version, and the predicted loss
+        of the schedule is NaN.
 
         Args:
             now: The last finished iteration.

@@ -71,7 +71,7 @@ class _Transport:
 
 
 class TransferSelector:
-    """A selector of the transport with the shortest predicted transfer time. Predictions use measured transfers.
+    """A selector of the fastest transport, based on the durations of earlier transfers.
 
     >>> selector = TransferSelector()
     >>> selector.measured("socket", nbytes=1_000_000, seconds=0.002)
@@ -95,7 +95,7 @@ class TransferSelector:
         Args:
             transport: Name of the transport.
             nbytes: Number of bytes transferred, at least 0.
-            seconds: Duration in seconds, at least 0. Durations below a nanosecond count as a nanosecond.
+            seconds: Duration in seconds, at least 0. Durations below 1 ns are recorded as 1 ns.
 
         Raises:
             ValueError: if the number of bytes is negative, or the duration is negative or not finite.
@@ -110,10 +110,9 @@ class TransferSelector:
         known.speed, known.failures, known.avoided_until = None, 0, 0
 
     def failed(self, transport: str) -> None:
-        """Record a failed transfer, and avoid the transport for the next 8 choices.
+        """Record a failed transfer, and avoid the transport in the next 8 calls of `choose`.
 
-        The number of choices doubles with each further failure in a row, up to 512. After a successful transfer, the
-        transport is no longer avoided.
+        The number of calls doubles with each consecutive failure, up to 512. A successful transfer ends the avoidance.
 
         Args:
             transport: Name of the transport.
@@ -123,7 +122,7 @@ class TransferSelector:
         known.failures += 1
 
     def speed(self, transport: str) -> TransportSpeed:
-        """Return the estimated speed of a transport, or a default speed if the transport was never measured."""
+        """Return the estimated speed of a transport, or a default speed if no transfer was measured."""
         known = self._transports.get(transport)
         if known is None:
             return PRIOR
@@ -145,9 +144,10 @@ class TransferSelector:
         return self.speed(transport).seconds(nbytes)
 
     def choose(self, transports: Sequence[str], nbytes: int) -> str:
-        """Return the transport with the shortest predicted time, and avoid transports that failed recently.
+        """Return the transport with the shortest predicted transfer time among transports that did not fail recently.
 
-        If several transports have the same predicted time, the first is returned.
+        If all transports failed recently, the transport whose avoidance ends first is returned. If several transports
+        have the same predicted time, the first transport is returned.
 
         Args:
             transports: Names of the available transports, in order of preference.

@@ -35,7 +35,7 @@ WORTH_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded tensor: its encoded bytes, and the information needed to decode them.
+    """An encoded tensor: the encoded bytes and the information needed for decoding.
 
     If `codec` contains a delta stage, decoding also needs the base: the same tensor of the parent version.
 
@@ -46,15 +46,15 @@ class Encoded:
     """
 
     codec: str
-    """Spec of the stages that encoded the tensor, such as "shuffle|zstd(3)". An empty string means plain bytes."""
+    """Names and parameters of the applied stages, such as "shuffle|zstd(3)". Empty if no stage was applied."""
     dtype: str
     """Name of the tensor's dtype, such as "float32" or "bfloat16"."""
     shape: tuple[int, ...]
-    """Lengths of the tensor's axes."""
+    """Shape of the tensor."""
     data: Bytes
-    """The encoded bytes. If no stage encoded the tensor, `data` can be a view of the tensor's memory."""
+    """The encoded bytes, a one-dimensional uint8 array. Without stages, `data` can be a view of the tensor's memory."""
     error: float = 0.0
-    """Largest absolute difference between an element of the tensor and its decoded value. 0 for lossless encoding."""
+    """Largest absolute difference between an original element and the decoded element. 0 for lossless encoding."""
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +82,9 @@ class Packer(ABC):
 
     __slots__ = ()
     shrinks: ClassVar[bool] = False
-    """Whether the stage is a compressor. If compression saves no bytes, all byte stages are left out."""
+    """Whether the stage compresses. If compression saves no bytes, all byte stages of the codec are skipped."""
     expansion: ClassVar[int] = 1
-    """Largest number of bytes that one encoded byte can decode to."""
+    """Maximum number of decoded bytes per encoded byte."""
 
     @abstractmethod
     def pack(self, blocks: Blocks) -> Blocks:
@@ -95,12 +95,12 @@ class Packer(ABC):
         """Decode bytes that `pack` encoded.
 
         Args:
-            parts: The encoded bytes, cut at any positions.
-            itemsize: Bytes per element. Must be equal to the `itemsize` of the blocks that `pack` encoded.
+            parts: The encoded bytes, split at any positions.
+            itemsize: Bytes per element, equal to the `itemsize` of the blocks that `pack` encoded.
             where: Description of the tensor, for error messages.
 
         Raises:
-            CorruptDataError: if the bytes were not encoded by `pack`.
+            CorruptDataError: if the bytes cannot be decoded.
         """
 
 

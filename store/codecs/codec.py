@@ -44,7 +44,7 @@ _STAGES: dict[str, type[Stage]] = {}
 
 
 class Codec(ABC):
-    """A codec: a chain of stages that encodes and decodes tensors.
+    """A codec for tensors: a chain of encoding stages.
 
     >>> import numpy as np
     >>> from tensorvine.store.codecs.compress import Zstd
@@ -62,28 +62,28 @@ class Codec(ABC):
     @property
     @abstractmethod
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the codec, in the order in which they encode."""
+        """The stages of the codec, in encoding order."""
 
     @property
     def spec(self) -> str:
-        """The codec as text, such as "shuffle|zstd(3)". Parameters named `codec` accept this text."""
+        """The codec as text, such as "shuffle|zstd(3)". The command-line option `--codec` accepts this text."""
         return "|".join(stage.text for stage in self.stages)
 
     @property
     def lossless(self) -> bool:
-        """Whether every decoded tensor has the same bits as the original tensor."""
+        """Whether every decoded tensor is bitwise equal to the original tensor."""
         return all(stage.exact for stage in self.stages)
 
     @property
     def needs_base(self) -> bool:
-        """Whether the codec can store a tensor as its difference from the same tensor of the parent version."""
+        """Whether a stage of the codec can use a base: the same tensor of the parent version."""
         return any(stage.relative for stage in self.stages)
 
     def __or__(self, other: Codec) -> Codec:
-        """Chain two codecs. `other` encodes the output of this one.
+        """Return a codec that applies this codec and then `other`.
 
         Raises:
-            CodecError: if `other` has a stage that must be the first (`Delta` or `Quantize`), or the chain is too long.
+            CodecError: if `other` is not a codec, `Delta` or `Quantize` would not be first, or there would be more than 8 stages.
         """
         _expect(other, Codec, f"codec {self.spec!r}: expected a Codec after '|'")
         return chain((*self.stages, *other.stages))
@@ -92,28 +92,28 @@ class Codec(ABC):
         """Encode a tensor.
 
         Args:
-            array: Tensor of any framework, dtype and shape. It need not be contiguous.
-            base: The same tensor of the parent version, with the same dtype and shape, or None. Only `Delta` uses it.
+            array: Tensor of numbers or booleans, of any shape and supported framework. It need not be contiguous.
+            base: The same tensor of the parent version, with equal dtype and shape, or None. Only `Delta` uses `base`.
 
         Raises:
-            CodecError: if `base` has another dtype or shape.
+            CodecError: if `base` and `array` differ in dtype or shape.
             CodecUnavailableError: if the package of a stage is not installed.
-            TensorMismatchError: if `array` is not an array of numbers or booleans.
+            TensorMismatchError: if `array` or `base` is not an array of numbers or booleans.
         """
         head, tail = split(self.stages)
         return encode_plain(array, tail) if head is None else head.encode_head(array, base, tail)
 
     def decode(self, encoded: Encoded, base: object = None) -> Array:
-        """Decode a tensor that this codec encoded, and return it as a new array.
+        """Return the decoded tensor as a new array.
 
         Args:
             encoded: Result of `encode`.
             base: The `base` that was passed to `encode`. Required if `encoded.codec` contains a delta stage.
 
         Raises:
-            CodecError: if another codec encoded the tensor, or if `base` is missing or has another dtype or shape.
+            CodecError: if `encoded.codec` has other stages, or if `base` is missing or has the wrong dtype or shape.
             CodecUnavailableError: if the package of a stage is not installed.
-            CorruptDataError: if the payload is damaged.
+            CorruptDataError: if `encoded` is damaged.
         """
         _expect(encoded, Encoded, "decode: expected an Encoded, the result of encode")
         mine = iter(self.stages)
@@ -125,12 +125,12 @@ class Codec(ABC):
 class Stage(Codec):
     """One step of a codec. A single stage is also a codec.
 
-    Each stage is a dataclass. In the spec of a codec, the values of its fields follow its name, as in "zstd(3)".
+    Each stage is a dataclass. A spec contains the name of the stage and the values of the fields, as in "zstd(3)".
     """
 
     __slots__ = ()
     name: ClassVar[str]
-    """Name of the stage in the spec of a codec, such as "zstd"."""
+    """Name of the stage in a codec spec, such as "zstd"."""
     exact: ClassVar[bool] = True
     """Whether the stage is lossless."""
     relative: ClassVar[bool] = False
@@ -147,16 +147,16 @@ class Stage(Codec):
 
     @property
     def text(self) -> str:
-        """The text of the stage in the spec of a codec, such as "zstd(3)"."""
+        """The stage as text in a codec spec, such as "zstd(3)"."""
         values = ",".join(str(getattr(self, field.name)) for field in fields(cast(Any, self)))
         return f"{self.name}({values})" if values else self.name
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Self:
-        """Create the stage from its arguments in the spec of a codec, such as `["3"]` for "zstd(3)".
+        """Create a stage from its arguments in a codec spec, such as `["3"]` for "zstd(3)".
 
         Raises:
-            CodecError: if there are too many arguments, or an argument is not valid for the stage.
+            CodecError: if there are too many arguments, or an argument is invalid.
         """
         known = fields(cast(Any, cls))
         if len(arguments) > len(known):
@@ -169,11 +169,11 @@ class ByteStage(Stage, Packer):
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether the stage leaves bytes uncompressed if no byte value has a share of more than `EVEN_SHARE`."""
+    """Whether the stage stores bytes uncompressed if each byte value makes up at most 1/128 of the bytes."""
 
 
 class HeadStage(Stage):
-    """A codec stage that encodes the tensor itself, and therefore must be the first stage of a codec."""
+    """A codec stage that encodes a tensor instead of bytes. It must be the first stage of a codec."""
 
     __slots__ = ()
 

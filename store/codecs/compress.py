@@ -41,15 +41,15 @@ _GZIP = 16 + zlib.MAX_WBITS
 class Zstd(ByteStage):
     """Zstandard compression (RFC 8878). Requires the package `zstandard`.
 
-    Levels 1 to 3 are tuned for weights: they match only repeats of 7 bytes or more, in a hash table of 2^(5 + level)
-    entries. Weights contain few repeats, and a reference to a short repeat takes more space than the repeated bytes. So
-    this tuning is faster and compresses weights better than Zstandard's defaults. Levels 4 and above use the defaults.
+    Levels 1 to 3 are tuned for weights: they match only repeats of 7 bytes or more, with a hash table of 2^(5 + level)
+    entries. Weights contain few repeats, and a reference to a short repeat takes more space than the repeated bytes.
+    This tuning is faster and compresses weights better than Zstandard's defaults. Levels 4 and above use the defaults.
 
     Args:
-        level: Compression level, 1 (fastest) to 22 (smallest).
+        level: Compression level, from 1 (fastest) to 22 (smallest output).
 
     Raises:
-        CodecError: if the level is out of range.
+        CodecError: if `level` is not an integer in this range.
 
     >>> Zstd().encode(np.zeros(100_000)).nbytes < 200
     True
@@ -121,13 +121,13 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Gzip(ByteStage):
-    """Gzip compression, the method of the paper Check-QZP (section 3.1).
+    """Gzip compression, as in Check-QZP (section 3.1).
 
     Args:
-        level: Compression level, 1 (fastest) to 9 (smallest).
+        level: Compression level, from 1 (fastest) to 9 (smallest output).
 
     Raises:
-        CodecError: if the level is out of range.
+        CodecError: if `level` is not an integer in this range.
 
     >>> import gzip
     >>> len(gzip.decompress(Gzip().encode(np.zeros(100_000)).data))

@@ -52,10 +52,10 @@ _TRAILER = 9
 
 @dataclass(frozen=True, slots=True)
 class Delta(HeadStage):
-    """A delta codec: stores a tensor as its bitwise difference from the same tensor of the parent version.
+    """A stage that encodes the bitwise difference between a tensor and the same tensor of the parent version.
 
-    If there is no tensor of the parent version (`base`), or if the difference is not smaller, the tensor itself is
-    encoded.
+    The tensor of the parent version is the argument `base` of `encode`. Without `base`, or if the encoded difference is
+    not smaller, the tensor itself is encoded.
 
     >>> old = np.arange(10_000, dtype=np.float32)
     >>> new = old.copy()
@@ -71,7 +71,7 @@ class Delta(HeadStage):
     relative = True
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode the difference of a tensor from `base`, or the tensor itself if the difference is not smaller."""
+        """Encode the difference between a tensor and `base`, or the tensor itself if the difference is not smaller."""
         if base is None:
             return encode_plain(array, tail)
         tensor = as_numpy(array, "tensor to encode")

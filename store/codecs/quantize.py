@@ -60,17 +60,20 @@ _MOST = 10**18
 
 @dataclass(frozen=True, slots=True)
 class Quantize(HeadStage):
-    """A lossy codec: stores each floating-point number as an integer code of a few bits.
+    """A lossy stage that encodes each floating-point number as an integer code of a few bits.
 
-    Tensors of other dtypes, and tensors with NaN or infinity, are stored without loss.
+    Only float16, bfloat16, float32 and float64 tensors with more than `bits` bits per element are quantised. Other
+    tensors are encoded without loss. Tensors that contain NaN or infinity, or whose value range is too narrow or too
+    wide for the codes, are also encoded without loss.
 
     Args:
         bits: Bits per code: 2 to 8, or 16.
         per: Group of elements that share one minimum and one scale. "tensor" means all elements. "channel" means the
-            elements with the same index on the last axis. A number means blocks of this number of consecutive elements.
+            elements with the same index on the last axis (all elements if the tensor has fewer than two axes). A number
+            means blocks of this number of consecutive elements.
 
     Raises:
-        CodecError: if `bits` or `per` has another value.
+        CodecError: if `bits` or `per` is invalid.
 
     >>> tensor = np.linspace(-1, 1, 1000, dtype=np.float32)
     >>> encoded = Quantize(8).encode(tensor)
@@ -98,16 +101,16 @@ class Quantize(HeadStage):
 
     @property
     def levels(self) -> int:
-        """The highest code, which is the number of quantisation steps from the minimum to the maximum."""
+        """The highest code: the number of quantisation steps from the minimum to the maximum."""
         return (1 << self.bits) - 1
 
     @property
     def code_dtype(self) -> np.dtype[np.generic]:
-        """Dtype of the codes before they are packed into `bits` bits each."""
+        """Dtype of the unpacked codes: little-endian uint16 for 16 bits, otherwise uint8."""
         return np.dtype("<u2" if self.bits == 16 else "u1")
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Quantise a tensor, or encode it without loss if it cannot be quantised."""
+        """Quantise and encode a tensor. A tensor that cannot be quantised is encoded without loss."""
         on_gpu = codes_cupy.is_cupy(array) and cast(Any, array).dtype.name in codes_cupy.DTYPES
         tensor = cast(Array, array) if on_gpu else as_numpy(array, "tensor to encode")
         wide = WIDE.get(dtype_name(tensor.dtype))

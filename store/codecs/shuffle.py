@@ -21,10 +21,10 @@ from .codec import ByteStage
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(ByteStage):
-    """A lossless stage that groups the first bytes of all elements, then the second bytes, and so on.
+    """A lossless stage that stores the first bytes of all elements, then the second bytes, and so on.
 
-    Weights compress better in this order. An element is a number in the tensor or, after `Quantize`, a code. Elements
-    of one byte are not changed.
+    Weights compress better in this order. The bytes are regrouped separately in each block of 131,072 elements. An
+    element is a number of the tensor or, after `Quantize`, a code. One-byte elements are not changed.
 
     >>> encoded = Shuffle().encode(np.array([0x0102, 0x0304], np.uint16))
     >>> encoded.data.tolist(), Shuffle().decode(encoded).tolist() == [0x0102, 0x0304]
@@ -34,7 +34,7 @@ class Shuffle(ByteStage):
     name = "shuffle"
 
     def pack(self, blocks: Blocks) -> Blocks:
-        """Regroup the bytes of each block by their position in the element."""
+        """Regroup the bytes of each block by position within the element."""
         if blocks.itemsize == 1:
             return blocks
         size = blocks.itemsize
@@ -44,7 +44,7 @@ class Shuffle(ByteStage):
         return Blocks(planes, size, blocks.nbytes)
 
     def unpack(self, parts: Iterable[Bytes], itemsize: int, where: str) -> Iterator[Bytes]:
-        """Restore the original order of bytes that `pack` regrouped."""
+        """Restore the original order of the bytes that `pack` regrouped."""
         if itemsize == 1:
             return iter(parts)
         return (from_planes(block, itemsize) for block in recut(parts, BLOCK_ITEMS * itemsize))

@@ -46,13 +46,13 @@ class Layer:
     """
 
     name: str
-    """Name of the layer, unique within its graph. The fingerprint of the layer does not depend on its name."""
+    """Name of the layer, unique within its graph. The layer's fingerprint does not depend on the name."""
     config: Mapping[str, Any]
-    """The operation and its settings as JSON values, without the layer's name and its trainable flag."""
+    """The operation and its settings as JSON values, without the layer's name and trainable flag."""
     inputs: tuple[str, ...] = ()
-    """Names of the layers whose outputs are the inputs of this layer, in order. Empty for an input of the model."""
+    """Names of the layers that provide the inputs of this layer, in order. Empty for an input of the model."""
     tensors: tuple[str, ...] = ()
-    """Names of the layer's tensors, in the order that the framework uses."""
+    """Names of the layer's tensors, in the framework's order."""
 
     def __init__(
         self, name: str, config: Mapping[str, object], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
@@ -79,7 +79,7 @@ class ModelGraph:
         layers: The layers, in any order.
 
     Raises:
-        GraphError: if two layers have the same name, an input is not one of the layers, or there is a cycle. The
+        GraphError: if two layers have the same name, an input is not a layer of the graph, or there is a cycle. The
             message names the layers.
 
     >>> graph = ModelGraph([
@@ -99,7 +99,7 @@ class ModelGraph:
         object.__setattr__(self, "layers", _topological(tuple(layers)))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both graphs have equal layers, including their names. The given order does not matter."""
+        """Return whether both graphs have equal layers with equal names. The order of the layers does not matter."""
         if not isinstance(other, ModelGraph):
             return NotImplemented
         return self.by_name == other.by_name
@@ -120,7 +120,7 @@ class ModelGraph:
 
     @cached_property
     def fingerprints(self) -> Mapping[str, bytes]:
-        """The 16-byte fingerprint of each layer, by name: a hash of its config and its inputs (DStore, Algorithm 1)."""
+        """The 16-byte fingerprint of each layer, by name: a hash of the config and the inputs (DStore, Algorithm 1)."""
         prints: dict[str, bytes] = {}
         for layer in self.layers:
             prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
@@ -128,12 +128,12 @@ class ModelGraph:
 
     @cached_property
     def canonical_configs(self) -> Mapping[str, str]:
-        """The config of each layer as canonical JSON text, by layer name. Equal configs have equal texts."""
+        """The config of each layer as canonical JSON text, by name. Equal configs have equal texts."""
         return MappingProxyType({layer.name: canonical_config(layer.config) for layer in self.layers})
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The 16-byte fingerprint of the graph. Graphs that differ only in names and order have equal fingerprints."""
+        """The 16-byte fingerprint of the graph, independent of names and of the order of the layers."""
         return blake2b(b"".join(sorted(self.fingerprints.values())), digest_size=FINGERPRINT_BYTES).digest()
 
     @cached_property
@@ -150,12 +150,12 @@ class ModelGraph:
             other: The other graph.
 
         Returns:
-            A mapping from the layers of this graph in the prefix to the matching layers of `other`, by name.
+            A mapping from the name of each layer in the prefix to the name of the matching layer of `other`.
         """
         return common_prefix(self, other)
 
     def to_json(self) -> str:
-        """Return the graph as JSON text, from which `from_json` creates an equal graph."""
+        """Return the graph as JSON text. `from_json` creates an equal graph from the text."""
         return self._json
 
     @cached_property
@@ -165,10 +165,10 @@ class ModelGraph:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelGraph:
-        """Create a graph from the text that `to_json` returned.
+        """Create a graph from the output of `to_json`.
 
         Raises:
-            GraphError: if the text is not output of `to_json`, or the graph is invalid or would need too much memory.
+            GraphError: if `text` is not output of `to_json`, or if the graph is invalid or would need too much memory.
         """
         try:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))

@@ -1,6 +1,6 @@
 """Graphs, tensors, optimizer state and recipes of Keras models. A recipe is JSON text from which a model is rebuilt.
 
-In this package, layer state means the state that a layer keeps outside its weights, such as a vocabulary.
+Layer state means all state that a layer stores outside its weights, such as a vocabulary.
 """
 
 from .optimizers import assign_optimizer, optimizer_state_of, optimizer_tensors_of

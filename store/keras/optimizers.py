@@ -30,22 +30,23 @@ _UNNAMED = re.compile(r"(?<![^/])variable_\d+$")
 
 
 def optimizer_tensors_of(model: keras.Model) -> dict[str, Array]:
-    """Return the state of a model's optimizer as read-only arrays, by name.
+    """Return the optimizer state of a model as read-only arrays, by name.
 
-    A name is, for example, "optimizer/adam/dense/kernel/momentum". The result is empty if the model is not compiled, or
-    was not trained since it was compiled.
+    An example of a name is "optimizer/adam/dense/kernel/momentum". The mapping is empty if the model is not compiled or
+    its optimizer is not built. Keras builds the optimizer when training starts.
     """
     return snapshot({name: variable for name, (variable, _) in optimizer_state_of(model).items()})
 
 
 def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set state of a model's optimizer. State that is not in `tensors` keeps its values.
+    """Set the optimizer state of a model. Variables that are not in `tensors` keep their values.
 
-    The optimizer is built first if necessary. All tensors are checked before the first is written.
+    Names are those of `optimizer_tensors_of`. The optimizer is built first, if Keras has not built it yet. All tensors
+    are checked before the first is written.
 
     Raises:
-        TensorNotFoundError: if the optimizer has no state with one of the names, or if the model is not compiled.
-        TensorMismatchError: if a shape or dtype differs from that of the state.
+        TensorNotFoundError: if the model is not compiled, or its optimizer has no variable with one of the names.
+        TensorMismatchError: if a shape or dtype differs from that of the optimizer's variable.
     """
     for variable, array in checked_optimizer(model, tensors):
         variable.assign(array)
@@ -82,18 +83,18 @@ def checked_optimizer(
 
 
 def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
-    """Return the variables of a model's optimizer, by name.
+    """Return the variables of a model's optimizer, by name, and the weights to which they belong.
 
-    A slot is a variable that belongs to one weight, such as its momentum. The name of a slot contains the name of its
-    weight.
+    A slot is a variable that belongs to one weight, such as the momentum of a kernel. The name of a slot contains the
+    name of the weight.
 
     Args:
         model: A built model.
-        numbered: If true, weights are named as in `weights_of`. If false, they are named as in `weights_in_call_order`.
+        numbered: Whether to use the weight names of `weights_of` or, if false, of `weights_in_call_order`.
 
     Returns:
-        A mapping from names to pairs of a variable and the name of its weight. The name of the weight is None if the
-        variable is not a slot. The mapping is empty if the optimizer is not built.
+        A mapping from variable names to pairs. The first item of a pair is the variable. The second item is the name of
+        the weight, or None if the variable is not a slot. The mapping is empty if there is no built optimizer.
     """
     optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:

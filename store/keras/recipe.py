@@ -37,11 +37,11 @@ _BY_NAME = ("deserialize", "get", "serialize")
 def recipe_of(model: keras.Model) -> str:
     """Return the recipe of a model: JSON text from which `build` creates the same model with initial weights.
 
-    The recipe has the content of a `.keras` file without the weights: configs, built shapes and the arguments of
-    `compile`.
+    The recipe contains the configs and input shapes of the layers, the trainable flags and the arguments of `compile`.
+    The recipe does not contain weights.
 
     Raises:
-        GraphError: if a part of the model has no config.
+        GraphError: if a part of the model, such as a layer or a loss, cannot be written as a config.
     """
     try:
         with ObjectSharingScope():
@@ -54,20 +54,20 @@ def recipe_of(model: keras.Model) -> str:
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
-    """Build the model that a recipe describes, with the architecture, names and trainable flags of the original model.
+    """Build a model from a recipe, with the architecture, names and trainable flags of the original model.
 
-    The weights have initial values. Use `assign` to set them. Recipes that contain code (Lambda layers) are rejected
-    unless the process called `keras.config.enable_unsafe_deserialization()`.
+    The weights have initial values. Use `assign` to set other values. Recipes that contain Python code (Lambda layers)
+    are rejected unless the process called `keras.config.enable_unsafe_deserialization()`.
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Classes and functions that are not registered with Keras, by name. Those of the active
-            `keras.saving.CustomObjectScope` are also used.
-        compiled: Whether to compile the model, if the original was compiled.
+        custom_objects: Classes and functions that are not registered with Keras, by name. Objects of the active
+            `keras.saving.CustomObjectScope` do not need to be passed.
+        compiled: Whether to compile the model. Ignored if the original model was not compiled.
 
     Raises:
-        GraphError: if the text is not a recipe, a class in the recipe is not available in this process, or the recipe
-            names a function that does not operate on tensors.
+        GraphError: if the text is not a recipe, the recipe contains Python code, a class in the recipe is not available
+            in this process, or the recipe names a Keras function that does not operate on tensors.
     """
     expected = "recipe: expected a text from recipe_of with classes that can be imported or are in custom_objects="
     with building(expected, _cause):
@@ -137,17 +137,17 @@ def _cause(exc: BaseException) -> str:
 
 
 def knowing(custom_objects: Mapping[str, object] | None) -> AbstractContextManager[object]:
-    """Return a context manager in which Keras finds the classes and functions in `custom_objects`, by name.
+    """Return a context manager that registers classes and functions with Keras, by name.
 
-    Keras also finds the objects of the surrounding `CustomObjectScope`.
+    Objects of the surrounding `CustomObjectScope` stay registered.
     """
     held = cast("Mapping[str, object]", get_global_attribute("custom_objects_scope_dict", {}))
     return keras.saving.CustomObjectScope({**held, **(custom_objects or {})})
 
 
 def all_layers(model: keras.Model) -> list[keras.Layer]:
-    """Return the model and all layers inside it, outer before inner, without the input layers.
+    """Return the model and all its nested layers except input layers. Each layer precedes the layers inside it.
 
-    Input layers are left out because they depend on whether the model is built.
+    Input layers are left out because Keras can add an input layer when it builds the model.
     """
     return [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]

@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 class ModelState:
     """The weights and the layer state of a Keras model.
 
-    Layer state is state that a layer keeps outside its weights, such as a vocabulary.
+    Layer state is data that a layer keeps outside its weights, such as a vocabulary.
 
     Args:
         model: A built Keras model.
 
     Raises:
-        GraphError: if the model has no weights yet because its input shape is unknown.
+        GraphError: if the model is not built.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -57,10 +57,10 @@ class ModelState:
     # ---- what it is -------------------------------------------------------------------------------------
 
     def graph(self, kept: Iterable[str] | None = None) -> ModelGraph:
-        """Return the graph of the model. Its tensors include the current layer state.
+        """Return the graph of the model, including the tensors of the layer state.
 
         Args:
-            kept: Names of tensors, including those of the layer state. None means to read these names from the layers.
+            kept: Names of the layer-state tensors. Other names are ignored. If None, the layers provide the names.
         """
         return self._told.graph(kept)
 
@@ -74,7 +74,7 @@ class ModelState:
         return Flattened(self._model)
 
     def tensors(self) -> dict[str, Array]:
-        """Return the weights and the layer state of the model as read-only arrays, by name, as `tensors_of` does."""
+        """Return the weights and the layer state of the model as read-only arrays, by name (see `tensors_of`)."""
         return snapshot(self.weights) | self.kept()
 
     def kept(self) -> dict[str, Array]:
@@ -86,18 +86,18 @@ class ModelState:
         return {name: a for keeper in self._keepers for name, a in keeper.tensors(self._ids).items()}
 
     def is_kept(self, name: str) -> bool:
-        """Return whether a tensor's name belongs to layer state."""
+        """Return whether `name` is the name of a layer-state tensor."""
         return name not in self.weights and any(keeper.part_of(name) for keeper in self._keepers)
 
     def renamed(self, tensors: Mapping[str, Array], graph: ModelGraph) -> dict[str, Array] | None:
-        """Return the tensors of a version under the names of this model, or None if the architectures differ.
+        """Return the tensors of a version by their names in this model, or None if the architectures differ.
 
         Args:
             tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
 
         Raises:
-            TensorMismatchError: if this model uses a layer twice, but the version has different tensors for both uses.
+            TensorMismatchError: if one tensor of the model corresponds to stored tensors with different values.
         """
         mine = self.architecture
         if graph.fingerprint != mine.fingerprint:
@@ -126,18 +126,19 @@ class ModelState:
     # ---- to give it tensors -----------------------------------------------------------------------------
 
     def all_of(self, tensors: Mapping[str, Array], graph: ModelGraph, *, strict: bool = True) -> Mapping[str, Array]:
-        """Return the tensors of a version under the names of this model, and check that no weight is missing.
+        """Return the tensors of a version by their names in this model, and check that no weight is missing.
 
-        Tensors are matched by name, or by architecture if the names differ.
+        Tensors are matched by name, or by architecture if the names differ. If neither matches, the tensors are
+        returned unchanged. `checked` then rejects the unknown names.
 
         Args:
             tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
-            strict: Whether each weight of the model must be among the tensors.
+            strict: Whether to raise an error if a weight of the model is missing.
 
         Raises:
-            TensorNotFoundError: if `strict` is true and a weight of the model is missing.
-            TensorMismatchError: if this model uses a layer twice, but the version has different tensors for both uses.
+            TensorNotFoundError: if `strict` is true, all names are known, and a weight of the model is missing.
+            TensorMismatchError: if one tensor of the model corresponds to stored tensors with different values.
         """
         if not self._are_all(tensors):
             tensors = self.renamed(tensors, graph) or tensors
@@ -158,29 +159,30 @@ class ModelState:
         return known and self.weights.keys() <= tensors.keys()
 
     def checked(self, tensors: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Check that all tensors can be assigned to the model. Returns the weights and the layer state as two mappings.
+        """Check that all tensors fit the model, and return the weights and the layer state as two mappings.
 
         Raises:
             TensorNotFoundError: if the model has no tensor with one of the names.
-            TensorMismatchError: if a shape or dtype differs from that of the weight.
-            CorruptDataError: if the path of a layer's file is not inside the assets of the layer.
+            TensorMismatchError: if a shape or dtype differs from that of the weight, or a file of layer state is not a
+                1-D uint8 array.
+            CorruptDataError: if a name contains a file path that leads out of the layer's folder.
         """
         kept = {name: array for keeper in self._keepers for name, array in keeper.checked(tensors).items()}
         return checked({name: a for name, a in tensors.items() if name not in kept}, self.expected), kept
 
     def assign(self, tensors: Mapping[str, object], more: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
-        """Set weights and layer state of the model. Weights and state that are not in `tensors` keep their values.
+        """Set weights and layer state of the model. Tensors of the model that are not in `tensors` do not change.
 
         All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
         Args:
             tensors: Weights and layer state, by name.
-            more: Other variables to set, such as those of an optimizer, with arrays that were already checked.
+            more: Pairs of another variable and its new value, such as optimizer state. The values are not checked.
 
         Raises:
             TensorNotFoundError: if the model has no tensor with one of the names.
-            TensorMismatchError: if a shape or dtype differs from that of the weight.
-            CorruptDataError: if the path of a layer's file is not inside the assets of the layer.
+            TensorMismatchError: if a shape or dtype does not fit (see `checked`).
+            CorruptDataError: if a name contains a file path that leads out of the layer's folder.
             GraphError: if a layer rejects its state.
         """
         arrays, kept = self.checked(tensors)
@@ -201,13 +203,13 @@ class ModelState:
         self.restore(kept, arrays.keys(), undo)
 
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
-        """Return a hash of the layer state, and of the weights from which layers derive state.
+        """Return a BLAKE2b hash (64 bytes) of layer state and of the weights from which layers derive state.
 
-        Returns empty bytes if the model has neither.
+        Returns empty bytes if there is nothing to hash.
 
         Args:
-            weights: Values of weights, by name.
-            kept: Layer state, by name.
+            weights: Weights by name. Only weights from which layers derive state are hashed.
+            kept: Layer state by name.
         """
         sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}
         used = {name: array for name, array in weights.items() if id(self.weights[name]) in sources} | dict(kept)
@@ -218,15 +220,15 @@ class ModelState:
         return found.digest() if used else b""
 
     def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
-        """Restore the layer state after weights were assigned. Returns whether any layer was restored.
+        """Restore layer state after weights were assigned, and return whether any layer was restored.
 
-        Layers that derive state from an assigned weight are also restored.
+        A layer that derives state from an assigned weight is restored even if `kept` has no state for the layer.
 
         Args:
             kept: Layer state from `checked`.
             assigned: Names of the weights that were assigned.
-            undo: Function that sets the weights to their previous values. It is called if a layer rejects its state,
-                before the previous state of the other layers is restored.
+            undo: Function that restores the previous weights. If a layer rejects its state, `undo` is called before the
+                previous layer state is restored.
 
         Raises:
             GraphError: if a layer rejects its state.

@@ -50,11 +50,10 @@ _Output = tuple[str, int]
 def graph_of(model: keras.Model) -> ModelGraph:
     """Return the graph of a model's leaf layers (DStore, section IV; EvoStore, section IV-A).
 
-    Nested models are replaced by their layers.
+    A nested model is replaced by its layers.
 
     Raises:
-        GraphError: if the model has no weights yet because its input shape is unknown, or the state of a layer cannot
-            be read.
+        GraphError: if the model is not built, or the state of a layer cannot be read.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])

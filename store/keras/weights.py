@@ -24,17 +24,16 @@ from .vertices import Flattened
 
 
 def tensors_of(model: keras.Model) -> dict[str, Array]:
-    """Return the weights of a model as read-only arrays, by name, in the order of `model.weights`.
+    """Return the weights and the layer state of a model as read-only arrays, by name.
 
-    Layer state follows the weights. It is state that layers keep outside their weights, such as a vocabulary.
+    Weights come first, in the order of `model.weights`. Layer state is data outside the weights, such as a vocabulary.
 
     On the CPU, weights are not copied, and later training does not change the arrays. If a weight is written while its
-    array exists, TensorFlow allocates a new buffer for the weight. Only in this case, the weight needs twice the
-    memory.
+    array exists, TensorFlow allocates a new buffer for the weight. The weight then takes twice the memory until the
+    array is deleted.
 
     Raises:
-        GraphError: if the model has no weights yet because its input shape is unknown, or the state of a layer cannot
-            be read.
+        GraphError: if the model is not built, or the state of a layer cannot be read.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="out")])
@@ -45,17 +44,17 @@ def tensors_of(model: keras.Model) -> dict[str, Array]:
 
 
 def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
-    """Set weights and layer state of a model. Weights and state that are not in `tensors` keep their values.
+    """Set weights and layer state of a model. Tensors of the model that are not in `tensors` do not change.
 
-    Layer state is state that layers keep outside their weights, such as a vocabulary.
+    Layer state is data that layers keep outside their weights, such as a vocabulary. Names are those of `tensors_of`.
 
     All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
     Raises:
         TensorNotFoundError: if the model has no tensor with one of the names.
         TensorMismatchError: if a shape or dtype differs from that of the weight.
-        GraphError: if the model has no weights yet because its input shape is unknown, or a layer rejects its state.
-        CorruptDataError: if the path of a layer's file is not inside the folder of the layer.
+        GraphError: if the model is not built, or a layer rejects its state.
+        CorruptDataError: if a name contains a file path that leads out of the layer's folder.
     """
     ModelState(model).assign(tensors)
 
@@ -68,7 +67,7 @@ def fill(
     *,
     strict: bool = True,
 ) -> None:
-    """Assign all tensors of a version to a model.
+    """Assign all tensors of a version, and the optimizer state, to a model.
 
     Tensors are matched by name, or by architecture if the names differ. If an error is raised, the model keeps its
     previous values.
@@ -78,13 +77,15 @@ def fill(
         tensors: Tensors of the version, without the optimizer state.
         graph: Graph of the version.
         optimizer: Optimizer state of the version. If empty, the model's optimizer is not changed.
-        strict: Whether each weight of the model must be among the tensors.
+        strict: Whether to raise an error if `tensors` lacks a weight of the model.
 
     Raises:
-        TensorNotFoundError: if the model or its optimizer has no tensor with one of the names, or a tensor is missing.
-        TensorMismatchError: if a shape or dtype differs from that of the weight or of the optimizer state.
-        GraphError: if the model has no weights yet because its input shape is unknown, or a layer rejects its state.
-        CorruptDataError: if the path of a layer's file is not inside the folder of the layer.
+        TensorNotFoundError: if the model or its optimizer has no tensor with one of the names, `tensors` lacks a weight
+            and `strict` is true, or `optimizer` is not empty and lacks a variable.
+        TensorMismatchError: if a shape or dtype differs from that of the weight or of the optimizer variable, or one
+            tensor of the model corresponds to stored tensors with different values.
+        GraphError: if the model is not built, or a layer rejects its state.
+        CorruptDataError: if a name contains a file path that leads out of the layer's folder.
     """
     state = ModelState(model)
     own = state.all_of(tensors, graph, strict=strict)
@@ -97,7 +98,7 @@ def fill(
 
 
 def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """Return the weights of a model as Keras variables, by the names that `tensors_of` uses."""
+    """Return the weights of a model as Keras variables, by name. The names are those of `tensors_of`."""
     names = Flattened(model, configs=False).names
     return {names[id(weight)]: weight for weight in model.weights}
 
@@ -105,7 +106,7 @@ def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
 def weights_in_call_order(model: keras.Model) -> dict[str, keras.Variable]:
     """Return the weights of a model as Keras variables, by name, in the order in which a forward pass reads them.
 
-    Layers with an automatic name are numbered separately for each model ("dense", "dense#2"). The numbers that Keras
-    assigns are ignored. So if a function builds a model twice in one process, both models have the same names.
+    Keras numbers automatic layer names per process. These numbers are replaced by numbers per model ("dense",
+    "dense#2"), so two models built by the same function have the same weight names.
     """
     return Flattened(model, configs=False, renamed=True).weights

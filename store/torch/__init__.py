@@ -1,6 +1,6 @@
 """Graphs, state, optimizer state and recipes of PyTorch modules. A recipe is JSON text from which a module is rebuilt.
 
-Modules can be wrapped in `DistributedDataParallel`, `DataParallel` or `torch.compile`.
+A module may be wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile`.
 """
 
 from .copies import is_compiled

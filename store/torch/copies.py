@@ -273,7 +273,7 @@ class _Math:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module was returned by `torch.compile`. If so, `module._orig_mod` is the original module."""
+    """Return whether `torch.compile` returned this module. The original module is then `module._orig_mod`."""
     return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 

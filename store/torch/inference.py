@@ -21,13 +21,13 @@ def keep_in_inference(module: nn.Module, frozen: Set[int]) -> Callable[[], None]
     """Keep submodules with frozen buffers, such as BatchNorm statistics, in evaluation mode during training.
 
     Args:
-        module: The module to be trained.
-        frozen: Ids of the frozen tensors, from `id()`. A submodule stays in evaluation mode if one of its buffers is
-            frozen.
+        module: The module to train.
+        frozen: Ids of the frozen tensors, from `id()`. A submodule stays in evaluation mode if one of its own buffers
+            is frozen.
 
     Returns:
-        A function to call after the training. It removes the hooks that keep submodules in evaluation mode, and does
-        not change `training` flags.
+        A function to call after training. The function removes the hooks that keep submodules in evaluation mode. It
+        does not change `training` flags.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> end = keep_in_inference(norm, {id(norm.running_mean)})

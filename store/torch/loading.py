@@ -48,19 +48,19 @@ _COPYING = frozenset(
 def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None = None) -> None:
     """Copy tensors into a module. Parameters and buffers that are not in `tensors` keep their values.
 
-    All tensors are checked before the first is written, so an error leaves the module unchanged. If the module has its
-    own loading code (see `loads_itself`), its whole state is set by `load_state_dict`. If the module is on the device
-    "meta", CPU memory is allocated for all its tensors.
+    All tensors are checked before the first is written. If an error is raised, the module keeps its previous values. If
+    the module has custom loading code (see `loads_itself`), `load_state_dict` sets the whole state. Tensors on the
+    device "meta" are replaced by tensors in CPU memory.
 
     Args:
-        module: The module, wrapped or not.
+        module: The module, or a wrapper such as `DistributedDataParallel`.
         tensors: Tensors by their names in `state_dict()`.
-        state: Current state of the module, if it was already read. None means to read the state.
+        state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
-        TensorNotFoundError: if the module has no tensor with one of the names, or a tensor of a module on the device
-            "meta" is missing.
-        TensorMismatchError: if a shape or dtype differs, two names with shared memory get different values, or
+        TensorNotFoundError: if the module has no tensor with one of the names, or `tensors` lacks a tensor that is on
+            the device "meta".
+        TensorMismatchError: if a shape or dtype differs, tensors that share memory get different values, or
             `load_state_dict` rejects the state.
     """
     state = state if state is not None else State(module)
@@ -85,7 +85,7 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
 
 
 def tied(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return groups of names whose tensors share the same memory. Tensors with a single name are left out.
+    """Return the groups of names whose tensors share memory. A tensor with only one name is left out.
 
     >>> weight = torch.zeros(2)
     >>> tied({"embed": weight, "bias": torch.zeros(2), "head": weight})
@@ -98,11 +98,11 @@ def tied(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def check_tied(groups: Iterable[Iterable[str]], arrays: Mapping[str, Array]) -> None:
-    """Check that all names of tensors that share memory have equal values.
+    """Check that tensors that share memory get equal values.
 
     Args:
         groups: Groups of names from `tied`.
-        arrays: Values by name, with the dtypes and shapes of the tensors. Names without a value are ignored.
+        arrays: New values by name, with the dtypes and shapes of the tensors. Names without a value are ignored.
 
     Raises:
         TensorMismatchError: if two values in a group differ.
@@ -126,7 +126,7 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 
 
 def loads_itself(module: nn.Module) -> bool:
-    """Return whether `load_state_dict` runs custom code of the module: methods of its class, or hooks.
+    """Return whether `load_state_dict` runs custom code of the module or a submodule: overridden methods, or hooks.
 
     Custom code can derive other values from the loaded weights.
 

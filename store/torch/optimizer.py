@@ -41,13 +41,13 @@ def optimizer_tensors_of(
     """Return the state of an optimizer and of its learning-rate schedule as arrays, by name.
 
     Args:
-        module: The module with the parameters, wrapped or not.
-        optimizer: An optimizer of parameters of the module. None means no optimizer.
-        scheduler: The learning-rate schedule of the optimizer. None means no schedule.
+        module: The module with the parameters, or a wrapper such as `DistributedDataParallel`.
+        optimizer: The optimizer of the module's parameters, or None.
+        scheduler: The learning-rate schedule of the optimizer, or None.
 
     Raises:
-        TensorMismatchError: if the optimizer has a parameter that is not in the module, or part of the state cannot be
-            stored.
+        TensorMismatchError: if the optimizer has a parameter that is not in the module, or a value of the state cannot
+            be stored.
 
     >>> net = nn.Linear(2, 1)
     >>> sorted(optimizer_tensors_of(net, torch.optim.SGD(net.parameters(), momentum=0.9)))
@@ -76,15 +76,15 @@ def optimizer_tensors_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restoring:
-    """State that `restoring` has checked for an optimizer and its learning-rate schedule. `apply` sets it."""
+    """Checked state for an optimizer and a learning-rate schedule, from `restoring`. Call `apply` to set the state."""
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
     _state: dict[torch.Tensor, dict[str, object]]
     _groups: Sequence[Mapping[str, object]]
-    """Options of each parameter group."""
+    """Stored options of each parameter group."""
     _schedule: dict[str, object]
-    """State of the learning-rate schedule. Empty if there is no schedule."""
+    """Stored state of the learning-rate schedule. Empty if there is no schedule."""
 
     def apply(self) -> Callable[[], None]:
         """Set the checked state of the optimizer and of the learning-rate schedule.
@@ -93,7 +93,7 @@ class Restoring:
             A function that restores the previous state.
 
         Raises:
-            TensorMismatchError: if the optimizer or the schedule rejects the state. Both keep their previous state.
+            TensorMismatchError: if the optimizer or the schedule rejects the state. Both keep the previous state.
         """
         undo: list[Callable[[], None]] = []
         try:
@@ -165,22 +165,22 @@ def restoring(
     scheduler: Scheduler | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Restoring:
-    """Check that stored state fits an optimizer and its learning-rate schedule.
+    """Check that stored state fits an optimizer and its learning-rate schedule, without changing them.
 
-    The optimizer and the schedule are not changed. Call `apply` on the result to set the state.
+    Call `apply` on the result to set the state.
 
     Args:
         module: The module with the parameters.
         tensors: Arrays from `optimizer_tensors_of`. Other arrays are ignored.
-        optimizer: The optimizer to restore. None means no optimizer.
-        scheduler: The learning-rate schedule to restore. None means no schedule.
-        renamed: A mapping from stored names of parameters to their names in the module. Only names that differ are
-            needed.
+        optimizer: The optimizer to restore, or None.
+        scheduler: The learning-rate schedule to restore, or None.
+        renamed: A mapping from stored parameter names to parameter names in the module. Equal names can be omitted.
 
     Raises:
-        TensorNotFoundError: if the state is not among the arrays, or the module does not have one of the parameters.
-        TensorMismatchError: if the state belongs to an optimizer or schedule of another class, or the parameter groups
-            differ.
+        TensorNotFoundError: if `tensors` lacks the state, or the module lacks a parameter.
+        TensorMismatchError: if the state belongs to an optimizer or schedule of another class, the parameter groups
+            differ, or a parameter is on the device "meta".
+        CorruptDataError: if the stored state is damaged.
     """
     state: dict[torch.Tensor, dict[str, object]] = {}
     groups: list[Mapping[str, object]] = []

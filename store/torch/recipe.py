@@ -65,12 +65,12 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     """Return the recipe of a module: JSON text from which `build` creates the same module with initial weights.
 
     Args:
-        module: The module, wrapped or not.
-        architecture: Result of `architecture_of` for the module, if it is already available.
+        module: The module, or a wrapper such as `DistributedDataParallel`.
+        architecture: Result of `architecture_of` for the module, if already available.
 
     Raises:
-        GraphError: if a class cannot be imported by its name, or a constructor argument cannot be recovered from the
-            module or written as JSON. The message names the class or the argument.
+        GraphError: if a class cannot be imported by name, or a constructor argument cannot be read from the module's
+            attributes or written as JSON. The message names the class or the argument.
 
     >>> build(recipe_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU())))
     Sequential(
@@ -211,18 +211,18 @@ class _Writer:
 
 
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
-    """Build the module that a recipe describes, on the CPU.
+    """Build a module from a recipe, on the CPU.
 
-    Its dtypes and its `training` and `requires_grad` flags are those of the original module. The weights have the
+    The dtypes and the `training` and `requires_grad` flags are those of the original module. The weights have the
     values that the constructors set. Use `assign` to set other values.
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Classes and functions to use instead of imported ones, by name.
+        custom_objects: Classes and functions to use instead of imported ones, by name without the module path.
 
     Raises:
         GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises, or the
-            built module differs from the saved one. The message names the module.
+            built module differs from the saved module. The message names the class or the submodule.
     """
     with building("recipe: expected a text from recipe_of"):
         content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])

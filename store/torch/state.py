@@ -37,10 +37,11 @@ class State:
     """The `state_dict()` of a module, read when this object is created.
 
     Args:
-        module: The module, wrapped or not.
+        module: The module, or a wrapper such as `DistributedDataParallel`.
 
     Raises:
-        TensorMismatchError: if `state_dict()` raises, or a lazy module has no shapes yet because it was never called.
+        TensorMismatchError: if `state_dict()` raises, a lazy module was never called and so has no shapes, or a name
+            ends in ":json" or ":NUMBER".
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,13 +78,13 @@ class State:
         return {id(tensor) for _, _, tensor in places(self.module)}
 
     def is_own(self, name: str) -> bool:
-        """Return whether the plain tensor `name` is a parameter or buffer of the module itself, not a copy."""
+        """Return whether the tensor `name` is a parameter or buffer of the module, and not a copy made by a hook."""
         return id(self.tensors[name]) in self._own
 
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtype and the shape of each plain tensor, by name.
+        """Return the dtype name and the shape of each plain tensor (not quantised), by name.
 
-        Tensors of extra state are left out, because they may have any dtype and shape.
+        Extra state (from `get_extra_state`) is left out, because extra state may have any dtype and shape.
         """
         return {
             name: (_name_of(item.dtype), tuple(item.shape))
@@ -156,12 +157,12 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
     Other values (extra state, quantised weights) are copied into arrays named `NAME:json`, `NAME:0` and so on.
 
     Args:
-        module: The module, wrapped or not.
-        state: Current state of the module, if it was already read. None means to read the state.
+        module: The module, or a wrapper such as `DistributedDataParallel`.
+        state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
-        TensorMismatchError: if part of the state cannot be stored: a sparse, distributed or lazy tensor, a tensor on
-            the device "meta", or an object other than numbers, text, tensors and collections of them.
+        TensorMismatchError: if a tensor is sparse, nested, distributed, lazy or on the device "meta", or if another
+            value is not made of numbers, strings, bytes, tensors, arrays and collections.
 
     >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
     {'weight': (2, 4), 'bias': (2,)}
@@ -181,9 +182,9 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
 
 
 def lacking(module: nn.Module, names: Collection[str]) -> list[str]:
-    """Return the names in the module's state that are missing from `names`.
+    """Return the names in the state of a module that `names` does not contain.
 
-    A tensor with several names is not missing if any of them is in `names`.
+    If a tensor has several names, `names` needs to contain only one of the names.
     """
     state, given = State(module), {base_of(name) or name for name in names}
     known = {id(state.tensors[name]) for name in given & state.tensors.keys()}

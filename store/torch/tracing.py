@@ -270,7 +270,7 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value: a tensor, or nested lists, tuples and mappings of tensors."""
+    """Yield all tensors in a value, including those in nested lists, tuples and mapping values."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

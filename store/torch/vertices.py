@@ -47,13 +47,13 @@ _known = KnownGraphs()
 
 
 def graph_of(module: nn.Module) -> ModelGraph:
-    """Return the graph of a module's leaf modules and of the functions called between them.
+    """Return the graph of a module: its leaf modules, and the functions called between leaf modules.
 
-    The graph describes inference. The module is not changed, and other threads can use it during the call.
+    The graph describes the forward pass in inference. Other threads can use the module, which is not changed.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
-        GraphError: if part of the module was returned by `torch.jit.trace`.
+        GraphError: if the module or a submodule is the result of `torch.jit.trace`.
 
     >>> graph = graph_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
@@ -75,12 +75,12 @@ def architecture_of(module: nn.Module, state: State | None = None) -> Architectu
     """Return the graph of a module, and a key that modules of the same architecture share.
 
     Args:
-        module: The module, wrapped or not.
-        state: Current state of the module, if it was already read. None means to read the state.
+        module: The module, or a wrapper such as `DistributedDataParallel`.
+        state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
-        GraphError: if part of the module was returned by `torch.jit.trace`.
+        GraphError: if the module or a submodule is the result of `torch.jit.trace`.
     """
     module = bare(module)
     key = signature(module)

@@ -76,18 +76,18 @@ class ModelInfo:
     created: datetime
     """Time of the save, in UTC."""
     bytes_owned: int
-    """Bytes of the tensors that this version wrote itself."""
+    """Size in bytes of the version's own tensors, without inherited tensors."""
     bytes_total: int
-    """Bytes of all tensors of the version, including inherited ones."""
+    """Size in bytes of all tensors of the version, including inherited tensors."""
     codec: str | None
-    """Codec of the tensors on disk, such as "shuffle|zstd(3)". A codec with `quantize` is lossy.
+    """Codec of the version's tensor files, such as "shuffle|zstd(3)". A codec that contains `quantize` is lossy.
 
-    None means that the tensors are stored without a codec, or are not on disk.
+    None if the tensors are stored without a codec or are not on disk.
     """
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
-        """Create a `ModelInfo` from the header of a manifest, the stored description of a version."""
+        """Create a `ModelInfo` from the header of a version's manifest. A manifest describes one version."""
         return cls(
             ref=header.ref,
             parent=header.parent,

@@ -34,9 +34,9 @@ class Candidate:
 
 
 class Retention(ABC):
-    """A policy that selects which versions of a model stay in memory. Combine policies with `|`.
+    """A policy that selects which versions of a model stay in memory.
 
-    A version stays if at least one of the combined policies keeps it. Subclasses implement `keep`.
+    Combine policies with `|`: a version stays if at least one of the policies keeps it. Subclasses implement `keep`.
 
     >>> versions = [Candidate(ModelRef("m", n), quality=1 / n, created_ns=n, nbytes=10) for n in range(1, 8)]
     >>> policy = KeepLast(2) | KeepBest(1) | KeepEvery(3)
@@ -49,10 +49,10 @@ class Retention(ABC):
 
     @abstractmethod
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the references of the versions to keep.
+        """Return the references of the versions to keep in memory.
 
         Args:
-            versions: All live versions of one model, in any order.
+            versions: Live versions of one model, in any order, without versions that an earlier call did not keep.
         """
 
     def __or__(self, other: Retention) -> Retention:
@@ -75,7 +75,7 @@ class KeepAny(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepLast(Retention):
-    """A policy that keeps the newest versions.
+    """A policy that keeps the `n` newest versions.
 
     Args:
         n: Number of versions to keep, at least 1.
@@ -96,9 +96,9 @@ class KeepLast(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepBest(Retention):
-    """A policy that keeps the versions with the highest quality.
+    """A policy that keeps the `n` versions with the highest quality.
 
-    If qualities are equal, the newer version is kept. Versions without a quality are not kept.
+    If qualities are equal, the newer version is preferred. Versions whose quality is None or NaN are not kept.
 
     Args:
         n: Number of versions to keep, at least 1.
@@ -120,7 +120,7 @@ class KeepBest(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Retention):
-    """A policy that keeps every `n`-th version: the versions whose number is divisible by `n`.
+    """A policy that keeps the versions whose version number is divisible by `n`.
 
     Args:
         n: Divisor of the version numbers, at least 1.
@@ -141,9 +141,9 @@ class KeepEvery(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepBytes(Retention):
-    """A policy that keeps the newest versions whose total size does not exceed a limit.
+    """A policy that keeps the newest versions up to a limit on the total size.
 
-    The size of a version is the number of bytes that it wrote itself. The newest version is always kept.
+    The size of a version is the size of its own tensors, without inherited tensors. The newest version is always kept.
 
     Args:
         nbytes: Limit in bytes, at least 0.
@@ -158,7 +158,7 @@ class KeepBytes(Retention):
         _check(self, "nbytes", self.nbytes, 0)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the references of the newest versions whose total size is at most `nbytes`, at least the newest."""
+        """Return the references of the newest versions up to a total size of `nbytes`, always including the newest."""
         kept: set[ModelRef] = set()
         total = 0
         for version in _newest_first(versions):

@@ -28,13 +28,13 @@ it ran out."""
 class PendingSave:
     """A save that `Repository.save_async` started.
 
-    `staged` waits until the caller can change its tensors, `committed` waits until the version exists. If the client or
-    the shard dies before the commit, nothing of the save remains.
+    `staged` waits until the caller can change the tensors. `committed` waits until the version is committed. If the
+    client or the shard dies before the commit, the shards discard the save.
 
     Args:
         name: Name of the model.
         deadline: Deadline of the save.
-        abort: Function that asks the shards to release the memory of a save, and does not wait for them.
+        abort: Function that asks the shards to release the memory and pins of a save, and does not wait for answers.
     """
 
     def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
@@ -66,7 +66,7 @@ class PendingSave:
         save continues.
 
         Args:
-            timeout: Seconds to wait. None means until the save's own timeout.
+            timeout: Seconds to wait. None waits until the save's own timeout.
 
         Raises:
             OperationTimeoutError: if the tensors are not copied in time.
@@ -78,12 +78,12 @@ class PendingSave:
             raise self._error
 
     def committed(self, timeout: float | None = None) -> Saved:
-        """Wait until the version is committed. From then on, all clients see the version.
+        """Wait until the version is committed, and thus visible to all clients.
 
         A timeout or another exception ends only the wait. The save continues.
 
         Args:
-            timeout: Seconds to wait. None means until the save's own timeout.
+            timeout: Seconds to wait. None waits until the save's own timeout.
 
         Returns:
             The new version, and the numbers of bytes written and inherited.
@@ -103,7 +103,7 @@ class PendingSave:
         return self._ended.is_set()
 
     def give_up(self) -> None:
-        """Cancel the save. If it is already being committed, wait for its end instead."""
+        """Cancel the save, or wait until the save has ended if the commit has already begun."""
         with self._lock:
             self._given_up = True
             commits = self._commits
@@ -115,7 +115,7 @@ class PendingSave:
     # ---- for the thread that carries the save out -----------------------------------------------------
 
     def run(self, work: Callable[[], Saved]) -> None:
-        """Run the save in this thread, and keep its result or error for `staged` and `committed`."""
+        """Run the save in this thread, and store the result or error for `staged` and `committed`."""
         self._begun = True
         try:
             self._saved = work()
@@ -127,7 +127,7 @@ class PendingSave:
             self._ended.set()
 
     def mark_staged(self) -> None:
-        """Record that the tensors are copied, so that the caller can change them now."""
+        """Record that the tensors are copied and the caller can change the tensors."""
         self._is_staged = True
         self._staged.set()
 
@@ -143,7 +143,7 @@ class PendingSave:
             )
 
     def commit(self) -> None:
-        """Record that the commit begins. From then on, the save cannot be canceled.
+        """Record that the commit begins. After this call, the save cannot be canceled.
 
         Raises:
             OperationTimeoutError: if the save was canceled.

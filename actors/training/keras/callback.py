@@ -39,11 +39,11 @@ from .state import KerasState
 class FitHooks(keras.callbacks.Callback):
     """A Keras callback that calls the methods of a `Hooks` object in each step of `model.fit`.
 
-    Close the callback after use.
+    Use the callback in a `with` block, or call `close` after use.
 
     Args:
         model: A built model, compiled with an optimizer, `jit_compile=False` and `steps_per_execution=1`.
-        steps_done: Number of steps trained before the first `fit` with this callback.
+        steps_done: Number of steps trained before the first call of `fit` with this callback.
 
     Raises:
         ValueError: if the model is compiled with other settings, does not run on TensorFlow, or uses several devices.
@@ -69,7 +69,7 @@ class FitHooks(keras.callbacks.Callback):
         self._tells.hooks = hooks
 
     def set_model(self, model: keras.Model) -> None:
-        """Prepare the model for `fit`. At the first `fit`, Keras compiles the model's train step again.
+        """Add the hooks to the train step of the model. In the first call of `fit`, Keras compiles the step again.
 
         Raises:
             ValueError: if `model` is not the model of this callback, or was compiled again with XLA or several steps
@@ -85,18 +85,18 @@ class FitHooks(keras.callbacks.Callback):
             model.train_function = None
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Notify the hooks that a step begins."""
+        """Notify the hooks of the start of a step."""
         with self._lock:
             self._tells.begin(self.state.steps_done + 1)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Count the step and notify the hooks that it has ended."""
+        """Count the step, and notify the hooks of the end of the step."""
         with self._lock:
             self.state.steps_done += 1
             self._tells.end(self.state.steps_done)
 
     def close(self) -> None:
-        """Restore the model's own train step. Further calls do nothing."""
+        """Restore the original train step of the model. Further calls do nothing."""
         self._tells.hooks = None
         if self._step is not None:
             del self._fitted.train_step
@@ -118,27 +118,27 @@ class FitHooks(keras.callbacks.Callback):
 
 
 class ForkCallback(OutsideRank, FitHooks):
-    """A Keras callback that makes a plain `model.fit` forkable.
+    """A Keras callback that makes a training run with `model.fit` forkable.
 
     Within the `with` block of the callback, any process of the cluster can find this rank with `find_trainers` and fork
-    it with `fork`. The forked state includes the model's weights, the optimizer's state and random states, but no
-    metrics and no states of stateful recurrent layers. Each batch is one step. Steps are counted over all calls of
+    the run with `fork`. The forked state includes the weights, the optimizer state and the random states, but not the
+    metrics and not the states of stateful recurrent layers. Each batch is one step. Steps are counted over all calls of
     `fit` with the same callback.
 
     Args:
         run: Name of the run, unique among all running runs.
         model: A built model on TensorFlow and one device, compiled with an optimizer, `jit_compile=False` and
-            `steps_per_execution=1`. A wrapper around the optimizer can average the gradients over the ranks.
+            `steps_per_execution=1`. The optimizer can be a wrapper that averages the gradients over the ranks.
         rank: Number of this rank, from 0.
         size: Number of ranks of the run.
-        steps_done: Number of steps trained before the first `fit` with this callback.
+        steps_done: Number of steps trained before the first call of `fit` with this callback.
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
         ForkError: if another process has registered the same run and rank.
         ValueError: if the model is not compiled with these settings, or `rank` is not below `size`.
         GraphError: if the model has no weights yet because its input shape is unknown.
-        RepositoryNotFoundError: if no cluster of the engine runs.
+        RepositoryNotFoundError: if no cluster of the engine is running.
 
     >>> with ForkCallback("resnet", model) as forkable:
     ...     model.fit(x, y, callbacks=[forkable])                                # doctest: +SKIP
@@ -172,12 +172,12 @@ class ForkCallback(OutsideRank, FitHooks):
         self._mailbox = MailboxServer(self._engine, run, rank, self)
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Notify the hooks that a step begins."""
+        """Notify the hooks of the start of a step."""
         self._inside = True
         super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Count the step and notify the hooks that it has ended."""
+        """Count the step, and notify the hooks of the end of the step."""
         super().on_train_batch_end(batch, logs)
         self._inside = False
         self._counted += 1

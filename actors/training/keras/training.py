@@ -42,11 +42,11 @@ RATE = "learning_rate"
 class KerasTraining:
     """One rank of a data-parallel Keras training run on TensorFlow. Implements `Training`.
 
-    Each step is one compiled function: forward pass, loss, gradients, and the update by the model's own optimizer. A
-    step does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of rank 0.
-    Each rank has its own statistics and random states.
+    Each step is one compiled function: forward pass, loss, gradients, and the update by the model's optimizer. A step
+    does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of rank 0. Each
+    rank has its own statistics and random states.
 
-    In our runs on a CPU, the same state and data always led to the same result, bit for bit. To get this on a GPU,
+    In our tests on CPUs, the same state and data always gave the same result, bit for bit. For equal results on GPUs,
     call `tf.config.experimental.enable_op_determinism()` in the `build` function. Do not use TensorFlow's own random
     operations (`tf.random.*`), because their state cannot be read. Keras layers do not use these operations. The states
     of stateful recurrent layers are not part of the training state.
@@ -55,11 +55,11 @@ class KerasTraining:
         context: The context passed to the `build` function. The option "learning_rate" is applied to the optimizer,
             unless the optimizer has a learning-rate schedule. The `build` function must apply all other options.
         model: A built model, compiled with an optimizer and a loss.
-        batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps count from 1. The result
-            must depend only on the arguments. The batches of all ranks should have the same size, because gradients
-            are averaged over the ranks.
-        options: Function that takes a mapping of option names to values. `configure` calls the function with the
-            options other than "learning_rate".
+        batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps are numbered from 1. The
+            result must depend only on the arguments. Use the same batch size on all ranks, because the gradients are
+            averaged over the ranks without weights.
+        options: Function that takes a mapping of option names to values. `configure` calls the function with all
+            options that `configure` does not apply to the optimizer.
 
     Raises:
         ValueError: if the model is not compiled with an optimizer, does not run on TensorFlow or uses several devices,
@@ -108,7 +108,7 @@ class KerasTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
+        """Number of steps trained so far. In a clone, this number includes the steps trained before the fork."""
         return self._state.steps_done
 
     def step(self) -> float:
@@ -116,7 +116,7 @@ class KerasTraining:
 
         Raises:
             RuntimeError: if an earlier step failed.
-            PeerLostError: if another rank died or left.
+            PeerLostError: if another rank died or left the group.
             OperationTimeoutError: if another rank does not respond in time.
         """
         number = self.steps_done + 1
@@ -145,10 +145,10 @@ class KerasTraining:
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Set the learning rate, and pass other options to the constructor argument `options`.
+        """Set the learning rate, and pass all other options to the function `options` of the constructor.
 
         Raises:
-            ValueError: if an option is unknown, or the learning rate is not a finite number of at least 0.
+            ValueError: if an option is unknown, or if the learning rate is not a finite number of at least 0.
         """
         known = self._known_options()
         others = {name: value for name, value in options.items() if name not in known}
@@ -161,11 +161,11 @@ class KerasTraining:
             self._options(others)
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` accepts an option of this name."""
+        """Return whether `configure` accepts an option with this name."""
         return self._options is not None or option in self._known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the training state, in the order in which a step updates them."""
+        """List the tensors of the training state, in the order in which a step updates the tensors."""
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
@@ -177,7 +177,7 @@ class KerasTraining:
         return self._state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return the number of steps, the learning rates, the options, and the random states of Python and NumPy."""
+        """Return the step count, learning rates, "learning_rate" option, and random states of Python and NumPy."""
         return {"options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
@@ -185,14 +185,14 @@ class KerasTraining:
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Set a tensor to the value that was written into the buffer returned by `memory`."""
+        """Set a tensor to the value in the buffer that `memory` returned."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        Options that were set for this rank keep their values, except options that were set to the same value for the
-        other rank.
+        If the option "learning_rate" was set for this rank, and was not set to the same value for the other rank, the
+        value of this rank is used.
 
         Raises:
             ValueError: if `facts` belongs to another optimizer.
@@ -202,7 +202,7 @@ class KerasTraining:
         self._configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor. With None, the step does not wait."""
+        """Make the next step call `wait(name)` before the first read of each tensor. None disables these calls."""
         self._gates.set(wait)
 
     def close(self) -> None:

@@ -37,28 +37,29 @@ from .state import Scheduler, TorchState
 
 
 class ForkableRank(OutsideRank):
-    """A forkable rank of your own PyTorch training loop, such as DDP under torchrun or a Ray Train worker.
+    """A forkable rank for your own PyTorch training loop, for example with DDP under torchrun or in Ray Train.
 
-    Create a `ForkableRank` in each process of the training run. Enclose each step in a `with forkable.step()` block:
-    forward and backward pass, optimizer and schedule. Do not change the training state outside these blocks. Within the
-    `with` block of the `ForkableRank`, any process of the cluster can find the rank with `find_trainers` and fork it
-    with `fork`.
+    Create a `ForkableRank` in each process of the training run, and use the `ForkableRank` in a `with` block. During
+    this block, any process of the cluster can find the ranks with `find_trainers` and fork the run with `fork`. Enclose
+    the forward pass, the backward pass and the optimizer and scheduler steps in a `with forkable.step()` block. Do not
+    change the training state outside the `step` blocks.
 
     Args:
-        run: Name of the run, unique among all running runs.
-        rank: Number of this rank, from 0.
-        size: Number of ranks of the run.
-        model: The model. It can be wrapped in `DistributedDataParallel`.
+        run: Name of the run. Two runs cannot use the same name at the same time.
+        rank: Number of this rank, from 0 to `size - 1`.
+        size: Number of ranks in the run.
+        model: The model, which can be wrapped in `DistributedDataParallel`.
         optimizer: The optimizer of the model's parameters.
-        scheduler: The learning-rate schedule. Your loop must call its `step` method. None means no schedule.
+        scheduler: The learning-rate scheduler. Your loop must call its `step` method. None means no scheduler.
         steps_done: Number of steps trained before this loop began.
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
-        ForkError: if another process has registered the same run and rank.
-        ValueError: if `rank` is not below `size`; if the optimizer is LBFGS, has parameters that the model does not
-            have, or keeps state other than tensors, numbers and strings; or if the scheduler is ReduceLROnPlateau.
-        RepositoryNotFoundError: if no cluster of the engine runs.
+        ForkError: if the same run name and rank are already registered.
+        ValueError: if `rank` or `steps_done` is out of range; if the optimizer is LBFGS, has parameters that the model
+            does not have, or keeps state other than tensors and JSON-like values; or if the scheduler is
+            ReduceLROnPlateau.
+        RepositoryNotFoundError: if no cluster of the engine is running.
 
     >>> with ForkableRank("resnet", dist.get_rank(), dist.get_world_size(), model, optimizer) as forkable:
     ...     for batch in loader:                                                 # doctest: +SKIP
@@ -109,7 +110,7 @@ class ForkableRank(OutsideRank):
 
     @contextmanager
     def step(self) -> Generator[int]:
-        """Return a context manager that encloses one training step and yields the number of the step, from 1.
+        """Return a context manager that encloses one training step and yields the step number, from 1.
 
         A `with` block that raises an exception does not count as a step.
         """
@@ -148,7 +149,7 @@ class ForkableRank(OutsideRank):
         return self._state.specs()
 
     def tensor(self, name: str) -> Array:
-        """Return the current value of a tensor. Buffers and random states are copied."""
+        """Return the current value of a tensor. Buffers, random states and tensors on a GPU are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:

@@ -48,27 +48,27 @@ Batches = Callable[[int, int, int], Any]
 class TorchTraining:
     """One rank of a data-parallel PyTorch training run. Implements `Training`.
 
-    All ranks begin with the model of rank 0. Each rank has its own buffers, such as batch statistics.
+    All ranks begin with the model of rank 0. Later, buffers such as batch statistics can differ between ranks.
 
     Args:
-        context: The context passed to the `build` function. The options "learning_rate", "momentum", "weight_decay" and
-            "seed" are applied by `TorchTraining`. The `build` function must apply all other options.
-        model: The model. Its mode (training or evaluation) is not changed.
-        optimizer: An optimizer of `torch.optim` other than LBFGS. To clip gradients by their norm, register a step
-            pre-hook on the optimizer.
-        loss: Function `(model, batch) -> loss`, which returns a scalar tensor.
+        context: The argument of the `build` function. `TorchTraining` applies the options "learning_rate", "momentum",
+            "weight_decay" and "seed". The `build` function must apply all other options.
+        model: The model. The mode of the model (training or evaluation) is not changed.
+        optimizer: A `torch.optim.Optimizer` other than LBFGS. To clip gradients by their norm, register a step pre-hook
+            on the optimizer.
+        loss: Function `(model, batch) -> loss` that returns a scalar tensor.
         batches: Function `(step, rank, size) -> batch`. Steps count from 1. The result must depend only on the
             arguments.
-        scheduler: Learning-rate schedule, advanced after each training step. None means no schedule.
+        scheduler: Learning-rate scheduler, which `step` advances after each training step. None means no scheduler.
         options: Function that takes a mapping of option names to values. `configure` calls the function with the
-            options that `TorchTraining` does not know.
-        overlap: Whether to update each parameter during the backward pass, as soon as its gradient is final. If the
-            model's backward pass reads a weight after its update, for example a detached weight, use False. Otherwise
-            `step` raises a `RuntimeError` that recommends `overlap=False`.
+            options that `TorchTraining` does not apply.
+        overlap: Whether to update each parameter during the backward pass, as soon as its gradient is final. Use False
+            if the backward pass reads parameters after their update, for example through detached weights. With True,
+            `step` raises a `RuntimeError` for such a model.
 
     Raises:
         ValueError: if the optimizer is LBFGS, has parameters that the model does not have, or keeps state other than
-            tensors, numbers and strings; if the scheduler is ReduceLROnPlateau; or if an option has an invalid value.
+            tensors and JSON-like values; if the scheduler is ReduceLROnPlateau; or if an option has an invalid value.
 
     >>> model = nn.Linear(2, 1)
     >>> training = TorchTraining(
@@ -133,15 +133,15 @@ class TorchTraining:
 
     @property
     def steps_done(self) -> int:
-        """Number of steps trained so far. For a clone, this includes the steps of the original run before the fork."""
+        """Number of steps trained so far. In a clone, this number includes the steps trained before the fork."""
         return self._done
 
     def step(self) -> float:
         """Train one step and return the loss of this rank's batch.
 
         Raises:
-            RuntimeError: if an earlier step failed during the update, or the model needs `overlap=False`.
-            PeerLostError: if another rank died or left.
+            RuntimeError: if a failed step left inconsistent parameters, or the model needs `overlap=False`.
+            PeerLostError: if another rank died or disconnected.
             OperationTimeoutError: if another rank does not respond in time.
         """
         if self._torn:
@@ -179,13 +179,14 @@ class TorchTraining:
     def configure(self, options: Mapping[str, object]) -> None:
         """Change the values of the given options.
 
-        "learning_rate" applies to all parameter groups. With a schedule, it sets the initial rate, or the peak rate of
-        OneCycleLR, and the schedule keeps its position. "momentum" and "weight_decay" are options only if the optimizer
-        has these settings. "seed" seeds the random generators of Python, NumPy and PyTorch, differently on each rank.
-        Other options are passed to the constructor argument `options`.
+        "learning_rate" applies to all parameter groups. With a scheduler, "learning_rate" sets the initial rate (for
+        OneCycleLR, the peak rate), and the scheduler continues at its current position. "momentum" and "weight_decay"
+        are options only if the optimizer has these settings. "seed" seeds the random generators of Python, NumPy and
+        PyTorch, with different seeds on each rank. All other options are passed to the constructor argument `options`.
 
         Raises:
-            ValueError: if an option is unknown, or is not a finite number of at least 0 (an integer for "seed").
+            ValueError: if an option is unknown, or one of the four options above is not a finite number of at least 0
+                (for "seed", an integer of at least 0).
         """
         known = self._state.known_options()
         others = {name: value for name, value in options.items() if name not in known}
@@ -198,27 +199,27 @@ class TorchTraining:
             self._options(others)
 
     def knows(self, option: str) -> bool:
-        """Return whether `configure` accepts an option of this name."""
+        """Return whether `configure` accepts an option with this name."""
         return self._options is not None or option in self._state.known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the training state, trained parameters first, in reverse order of registration."""
+        """List the tensors of the training state. Trained parameters come first, in reverse order of registration."""
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of the tensors, in the order in which the first forward pass read the tensors.
+        """List the names of the tensors that a forward pass can read, in the order of the first forward pass.
 
-        Before the first forward pass, the names are in the order of registration.
+        Before the first forward pass, and always for compiled models, the names are in the order of registration.
         """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
 
     def tensor(self, name: str) -> Array:
-        """Return the current value of a tensor. Buffers and random states are copied."""
+        """Return the current value of a tensor. Buffers, random states and tensors on a GPU are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state: steps, optimizer options, schedule and random states."""
+        """Return the non-tensor part of the training state, such as step count, options, schedule and random states."""
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
@@ -226,17 +227,17 @@ class TorchTraining:
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Set a tensor to the value that was written into the buffer returned by `memory`."""
+        """Set a tensor to the value that was written into the buffer from `memory`."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        Options that were set for this rank keep their values, except options that were set to the same value for the
-        other rank.
+        Options that were set on this rank are then set again, except options that have the same value on both ranks.
 
         Raises:
-            ValueError: if `facts` belongs to another optimizer or schedule.
+            ValueError: if the other rank has a different number of parameter groups, or only one of the two ranks has a
+                scheduler.
         """
         self._state.restore(facts)
         self._loaded_past_it = True
@@ -245,7 +246,7 @@ class TorchTraining:
         self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before it first reads each tensor, or at its end for unread tensors."""
+        """Make the next step call `wait(name)` for each tensor before its first use, or at the end if never used."""
         self._wait = wait
         self._gated = {} if wait is None else {spec.name: None for spec in self.specs()}
 
@@ -259,7 +260,7 @@ class TorchTraining:
             self._gradients.close()
 
     def let_through(self, names: Iterable[str] | None = None) -> None:
-        """Wait until a clone has received the named tensors. None means all tensors."""
+        """Wait until the named tensors have been received (first step of a clone only). None means all tensors."""
         wait = self._wait
         if wait is None or not self._gated:
             return
@@ -269,11 +270,11 @@ class TorchTraining:
                 self._gated.pop(name, None)
 
     def parts(self, parameter: nn.Parameter) -> list[str]:
-        """List the names of the tensors that change when a parameter is updated: parameter and optimizer state."""
+        """List the names of the tensors that a parameter update changes: the parameter and its optimizer state."""
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Array, bool]:
-        """Return the current value of a tensor, and whether it is a copy."""
+        """Return the current value of a tensor, and whether the value is a copy."""
         return self._state.view(name)
 
     def _begin_alike(self, group: Group) -> None:
