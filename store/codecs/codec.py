@@ -83,7 +83,7 @@ class Codec(ABC):
         """Return a codec that applies this codec and then `other`.
 
         Raises:
-            CodecError: if `other` is not a codec, `Delta` or `Quantize` would not be first, or there would be more than 8 stages.
+            CodecError: if `other` is not a codec, `Delta` or `Quantize` would not be first, or the chain is too long.
         """
         _expect(other, Codec, f"codec {self.spec!r}: expected a Codec after '|'")
         return chain((*self.stages, *other.stages))
