@@ -1,7 +1,7 @@
-"""The client of the model repository, online model updates, data-parallel training and Dask arrays.
+"""The repository client, online model updates, data-parallel training, and loading and saving of Dask arrays.
 
-Each class and function is imported when it is first used. Therefore, `EdgeConsumer` works without Ray, and Keras is
-needed only for the classes that use Keras, such as `CheckpointCallback`.
+Each class and function is imported when it is first used. Therefore, `EdgeConsumer` works without Ray, and only some
+classes, such as `CheckpointCallback`, need Keras.
 """
 
 from __future__ import annotations

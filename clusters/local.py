@@ -16,7 +16,7 @@ from ..actors.engine.ray.engine import RayEngine
 
 
 class LocalCluster:
-    """A context manager that connects to a running Ray, or starts Ray on this machine if no Ray is running.
+    """A context manager that connects to a running Ray cluster, or starts Ray on this machine if none is running.
 
     Args:
         object_store_bytes: Capacity of the object store in bytes, if Ray is started. None means a tenth of the

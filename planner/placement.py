@@ -13,7 +13,7 @@ from hashlib import blake2b
 def home_of(name: str, shards: Sequence[int]) -> int:
     """Return the home of a model: the number of the shard that stores the metadata of the model's versions.
 
-    The home is chosen by rendezvous hashing of the name. If a shard joins or leaves, few models get another home.
+    The home is chosen by rendezvous hashing of the name. If a shard joins or leaves, most models keep their home.
 
     Args:
         name: Name of the model.

@@ -25,9 +25,10 @@ class ScalePolicy:
 
     Args:
         least: Minimum number of shards, at least 1.
-        most: Maximum number of shards. None means one per node.
-        full: Fraction of the shards' memory, above 0 and at most 1. If more memory is in use, shards are added.
-        requests_per_s: Average number of requests per second and shard. If the average is higher, shards are added.
+        most: Maximum number of shards. None means the number of nodes, but at least `least`.
+        full: More shards are needed if more than this fraction of the shards' memory is in use. Above 0 and at most 1.
+        requests_per_s: More shards are needed if the average number of requests per second and shard exceeds this
+            number.
         join_after_s: Seconds for which more shards must be needed before shards are added.
         drain_after_s: Seconds for which fewer shards must be sufficient before a shard is removed.
 

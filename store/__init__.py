@@ -1,6 +1,6 @@
 """The data model of TensorVine: model graphs, model references, codecs and retention policies.
 
-This package does not use an engine (Ray or Dask), sockets or threads.
+This package does not depend on an engine (Ray or Dask).
 """
 
 from .codecs.blocks import Encoded

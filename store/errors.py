@@ -1,15 +1,15 @@
 """The errors that TensorVine raises.
 
 Every error derives from `TensorVineError` and from a built-in exception. For example, `except TensorVineError` and
-`except KeyError` both catch a `ModelNotFoundError`. The message of an error states the place of the error, the
-expected value and the found value.
+`except KeyError` both catch a `ModelNotFoundError`. The message of an error states the operation or the
+argument that failed, the expected value and the actual value.
 
     TensorVineError
     ├── ModelNotFoundError(KeyError)            the name or version does not exist, or it was retired
     ├── TensorNotFoundError(KeyError)           the model has no such tensor or layer
-    ├── GraphError(ValueError)                  a graph, model or recipe is invalid, or layers do not match
+    ├── GraphError(ValueError)                  a graph, model or recipe is invalid, or a version does not fit a model
     ├── InvalidNameError(ValueError)            a model name or reference is malformed
-    ├── TensorMismatchError(ValueError)         an array has an unexpected shape, dtype or type
+    ├── TensorMismatchError(ValueError)         a tensor has an unexpected shape or dtype, or cannot be stored
     ├── OptionError(ValueError)                 an option is invalid or conflicts with the running repository
     ├── StoreFullError(MemoryError)             there is not enough memory for a save, a load or a shard
     ├── CorruptDataError(OSError)               stored bytes are damaged
@@ -25,7 +25,7 @@ expected value and the found value.
     ├── PeerLostError(ConnectionError)          a member of a collective group died or left
     ├── ForkError(RuntimeError)                 a fork of a training run failed
     ├── ClosedError(RuntimeError)               a client was closed, or is used in a forked process
-    ├── MovedError(LookupError)                 the data is on another shard; clients retry there automatically
+    ├── MovedError(LookupError)                 the data has moved to another shard; clients retry automatically
     ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
     └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
 
@@ -41,7 +41,7 @@ _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
 def shown(text: str) -> str:
-    """Escape the non-printable characters in a text for a message or a log.
+    """Return `text` with its non-printable characters escaped, for an error message or a log.
 
     >>> shown("a name"), shown("a\\nline\\x1b[2J")
     ('a name', 'a\\\\nline\\\\x1b[2J')
@@ -66,7 +66,7 @@ class TensorNotFoundError(TensorVineError, KeyError):
 
 
 class GraphError(TensorVineError, ValueError):
-    """Raised if a graph, model or recipe is invalid (for example, contains a cycle), or if layers do not match."""
+    """Raised if a graph, model or recipe is invalid (for example, has a cycle), or a version does not fit a model."""
 
 
 class InvalidNameError(TensorVineError, ValueError):
@@ -82,7 +82,7 @@ class OptionError(TensorVineError, ValueError):
 
 
 class StoreFullError(MemoryError, TensorVineError):
-    """Raised if there is not enough memory for a save, a load or a shard. The message states the limit."""
+    """Raised if there is not enough memory for a save, a load or a shard. The message states which memory is full."""
 
     __str__ = TensorVineError.__str__
 
@@ -124,7 +124,7 @@ class EngineStoppedError(ShardUnavailableError):
 
 
 class ModelLostError(TensorVineError, LookupError):
-    """Raised if the bytes of a committed version are lost, for example because the only shard with the bytes died."""
+    """Raised if the bytes of a committed version are lost, for example because the only shard that stored them died."""
 
 
 class RepositoryNotFoundError(TensorVineError, LookupError):
@@ -147,11 +147,11 @@ class ForkError(TensorVineError, RuntimeError):
 
 
 class ClosedError(TensorVineError, RuntimeError):
-    """Raised if a client, such as a repository, is used after `close`, or in a forked child of the opening process."""
+    """Raised if a client, such as a `Repository`, is used after `close` or in a forked child process."""
 
 
 class MovedError(TensorVineError, LookupError):
-    """Raised if the requested data is on another shard or is moving there. Clients retry automatically.
+    """Raised if the requested data has moved to another shard, or if a shard is draining. Clients retry automatically.
 
     Args:
         message: The error message.
@@ -174,7 +174,8 @@ class OperationTimeoutError(TensorVineError, TimeoutError):
 class CollectiveError(TensorVineError, RuntimeError):
     """Raised if a call of `ray.util.collective` fails in a TensorVine group, or if a process cannot join the group.
 
-    An exception with a more specific cause is also an instance of another class, such as `PeerLostError`.
+    If the cause is known, the exception is also an instance of the class for that cause. For example, if a member died,
+    the exception is both a `CollectiveError` and a `PeerLostError`.
     """
 
 

@@ -34,28 +34,28 @@ COMPARED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStats:
-    """Statistics of one shard: memory, disk use and load. An item of `RepositoryStats.shards`."""
+    """Statistics of one shard: memory, disk use and load. `RepositoryStats.shards` has one such object per shard."""
 
     shard: int
-    """Index of the shard."""
+    """Number of the shard, as in `Repository.shards`."""
     models: int
     """Number of versions whose metadata this shard stores. Retired versions do not count."""
     tensors: int
-    """Number of tensors that this shard stores, in memory or on disk. A tensor of several versions counts once."""
+    """Number of tensors stored by this shard, in memory or on disk. A tensor shared by several versions counts once."""
     bytes_memory: int
     """Size of the tensors in memory, in bytes, without padding."""
     bytes_allocated: int
-    """Memory allocated for tensors, in bytes, including padding and deleted tensors that are not compacted yet."""
+    """Memory allocated for tensors, in bytes, including padding and deleted tensors whose memory is not freed yet."""
     bytes_disk: int
     """Size of this shard's segment files on the repository's path, in bytes."""
     bytes_metadata: int
-    """Size of the manifests (including the users' metadata) and of the graphs, in bytes."""
+    """Size of the manifests (including the users' metadata) and of the model graphs, in bytes."""
     pins: int
-    """Number of pins on versions of this shard. Tensors of a pinned version are kept if the version is retired."""
+    """Number of pins on versions of this shard. A pin keeps a version's tensors even if the version is retired."""
     bytes_staged: int = 0
-    """Memory allocated to unfinished saves, loads from the path, copies and compactions, in bytes."""
+    """Memory allocated for saves, loads from the path, copies and compactions that are in progress, in bytes."""
     bytes_resident: int = 0
-    """Physical memory (resident pages) of the shard's shared memory, in bytes."""
+    """Size of the part of the shard's shared memory that is in physical memory (resident pages), in bytes."""
     versions_unwritten: int = 0
     """Number of versions that the background writer has not written to the path yet."""
     bytes_unwritten: int = 0
@@ -67,20 +67,20 @@ class ShardStats:
     bytes_saved: int = 0
     """Bytes of tensors saved into this shard since the shard started."""
     bytes_sent: int = 0
-    """Bytes of tensors sent to readers and other shards since the shard started. Tensors that readers map do not count.
-    A copy in the engine's object store counts once for all its readers."""
+    """Bytes of tensors sent to readers and other shards since the shard started. Tensors that readers map from the
+    shard's memory do not count. A copy in the engine's object store counts once, however many readers it has."""
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     replicas_missing: int = 0
-    """Number of replicas of this shard that are missing or incomplete. Replicas on one node count as one."""
+    """Number of replicas of this shard that are missing or incomplete. Several replicas on one node count as one."""
     manifests_unread: int = 0
     """Number of manifest files that the shard could not read at its start and has not read since."""
     files_orphaned: int = 0
-    """Number of unused tensor files at the last check. A file that two checks in a row find unused is deleted."""
+    """Number of unused segment files at the last check. A file that two consecutive checks find unused is deleted."""
     waiting_for_memory: int = 0
     """Number of requests waiting for memory: saves, loads from the path, and replicas of other shards."""
     waiting_for_disk: int = 0
-    """Number of saves waiting because the background writer's queue is full (`lag_bytes`, or 1024 versions)."""
+    """Number of saves waiting because the background writer's queue is full (limit: `lag_bytes` or 1024 versions)."""
 
 
 @dataclass(frozen=True, slots=True)

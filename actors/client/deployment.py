@@ -100,18 +100,18 @@ class Deployment:
 
         Args:
             name: Name of the repository. Its actors are named `NAME/planner`, `NAME/shard-0`, ... in the namespace
-                `tensorvine`. None means `"default"`. Another user's repository can be joined only by its name.
-            shards: Number of shards. None means one shard per node, also after nodes join or leave later.
+                `tensorvine`. None means `"default"`. The name is required to join another user's repository.
+            shards: Number of shards. None means one shard per node, also after nodes join or leave.
             path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) where versions are stored on
                 disk. Versions that are already stored there are restored. Every node must have access to this path.
                 Percent-encode secrets in a URI: `@` as `%40`, `/` as `%2F`. None stores versions in memory only.
-            codec: Codec for the tensors on disk, such as `Shuffle() | Zstd()`. With a lossy codec, such as
-                `Quantize(8) | Zstd()`, tensors in memory are exact, and tensors that were read from disk differ by at
-                most the codec's error. None stores tensors unchanged.
+            codec: Codec for the tensors on disk, such as `Shuffle() | Zstd()`. A lossy codec, such as
+                `Quantize(8) | Zstd()`, changes only tensors that are read from disk: they differ from the saved tensors
+                by at most the codec's error. None means no codec.
             replicas: Number of nodes that must hold a version before the version is committed with
                 `durability="memory"`. The value must not exceed the number of nodes or the number of shards. With 2, no
-                committed version is lost when one node or one shard process fails. If too few nodes remain later,
-                several copies share a node, and `stats` reports the missing copies.
+                committed version is lost when one node or one shard process fails. If fewer than `replicas`
+                nodes remain, several copies of a version share a node, and `ShardStats.replicas_missing` is above 0.
             store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. The capacity is
                 reserved on the shard's node, but beyond `preallocate_bytes` the shard allocates memory only on demand.
                 None means half of the node's unreserved memory, shared among the shards that start on the node.
@@ -123,12 +123,13 @@ class Deployment:
                 `KeepLast(3) | KeepBest(1)`. Other versions are read from disk. None keeps all versions in memory until
                 the memory is needed.
             lag_bytes: Maximum size of each shard's queue of disk writes, in bytes or as text. Saves wait while the
-                queue is full. None means half of `store_bytes`.
+                queue is full. None means half of the shard's capacity.
             redis: URL of a Redis server (`redis://`, `rediss://` or `unix:///PATH`) that announces new versions to
                 consumers outside the cluster (`EdgeConsumer`). Data of earlier repositories of this name is deleted
-                from the server. Saves do not wait for the server. If the server fails later, a warning is logged.
+                from the server. Saves do not wait for the server. If the server fails after the start, a warning is
+                logged.
             scaling: Policy that adds and drains shards according to the stored bytes, the request rate and the number
-                of nodes. None means that `shards` alone determines the number of shards.
+                of nodes. None means that only `shards` and the method `scale` determine the number of shards.
             nodes: Requirements that a node must meet to hold a shard: minimum amounts of resources and values of
                 labels, such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
             engine: `"ray"`, `"dask"` (Dask's current client, else the scheduler at DASK_SCHEDULER_ADDRESS, else a new
@@ -137,11 +138,12 @@ class Deployment:
 
         Raises:
             EngineUnavailableError: if the engine's package is not installed.
-            RepositoryNotFoundError: if the cluster refuses this process, or no scheduler answers at the address.
+            RepositoryNotFoundError: if this process cannot connect to the running cluster, or no Dask scheduler answers
+                at the given address.
             ForeignRepositoryError: if `name` is None and another user owns the running repository.
             OptionError: if an option is invalid or does not fit the cluster; if `codec`, `keep` or `lag_bytes` is given
-                without `path`; if `engine` is None and both Ray and Dask run in this process; or if a given `shards`,
-                `path`, `replicas`, `nodes` or `redis` differs from the option of the running repository.
+                without `path`; if `engine` is None and both Ray and Dask run in this process; or if `shards`, `path`,
+                `replicas`, `nodes` or `redis` is given and differs from the value in the running repository.
             StoreFullError: if a node has too little unreserved memory for a shard.
             StorageError: if `path` cannot be used or belongs to another running repository, or if Redis does not answer
                 or serves a repository of this name in another cluster.
@@ -182,7 +184,8 @@ class Deployment:
             engine: Engine that runs the repository, as in `start`.
 
         Raises:
-            RepositoryNotFoundError: if the cluster is not running, refuses this process, or lacks the repository.
+            RepositoryNotFoundError: if this process cannot connect to a running cluster, or if the repository does not
+                run on the cluster.
             EngineUnavailableError: if the engine's package is not installed.
             OptionError: if `engine` is invalid, or is None while both Ray and Dask run in this process.
             ForeignRepositoryError: if `name` is None and another user owns the repository.
@@ -199,21 +202,23 @@ class Deployment:
     def close(self, timeout: float | None = None) -> None:
         """Finish pending saves and disconnect. If this client started the repository, also stop the repository.
 
-        If this client started the repository with a path, the call first waits until all committed versions are on
-        disk, and logs the missing versions after 5 s. If `start` also started the cluster, `close` stops the cluster.
-        If the process ends without `close`, the repository ends only if its cluster was started in this process.
+        If this client started the repository with a path, the call waits until all committed versions are on disk
+        before it stops the repository. After 5 s, the call logs the versions that are not on disk yet. If `start` also
+        started the cluster, `close` stops the cluster. If the process ends without `close`, the repository ends only if
+        its cluster was started in this process.
 
-        If a step fails, the remaining steps still run, and the first error is raised at the end. A second call, or a
-        call in a forked child process, does nothing. After `close`, calls to the repository raise `ClosedError`.
+        If a part of `close` fails, the remaining parts still run, and the first error is raised at the end. A second
+        call, or a call in a forked child process, does nothing. After `close`, calls of this client to the repository
+        raise `ClosedError`.
 
         Args:
-            timeout: Seconds for pending saves and writes to disk together. None means the timeouts of the saves, then
-                600 s for the writes to disk.
+            timeout: Seconds to wait for pending saves and writes to disk together. In addition, each save has its own
+                timeout, and the wait for the writes to disk is at most 600 s. None means only these two limits.
 
         Raises:
-            StorageError: if the disk has refused writes for a minute. The message names the versions that are not on
+            StorageError: if writes to disk have failed for a minute. The message names the versions that are not on
                 disk.
-            OperationTimeoutError: if committed versions are not on disk when the timeout ends. The message names them.
+            OperationTimeoutError: if committed versions are not on disk in time. The message names them.
             OptionError: if the timeout is not a number.
         """
         deadline = NEVER if timeout is None else Deadline.after(timeout)
@@ -301,15 +306,15 @@ class Deployment:
     def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:
         """Change the number of shards while loads and saves continue. No data is lost.
 
-        A new shard receives the metadata of its share of the model names, but no tensors. A draining shard moves its
-        metadata and tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
+        Each new shard receives a share of the model names with their metadata, but no tensors. A draining shard moves
+        its metadata and tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
         cluster drain first. New shards start on the nodes with the fewest shards.
 
         Args:
-            shards: The new number of shards. None means one shard per node, also after nodes join or leave later.
-            timeout: Seconds to wait. The planner makes the change in steps: one or more shards join, or one shard
-                drains. After the timeout, a step that the planner has recorded is completed in the background. A step
-                that is not yet recorded is undone.
+            shards: The new number of shards. None means one shard per node, also after nodes join or leave.
+            timeout: Seconds to wait. The planner makes the change in steps. Each step adds one or more shards or drains
+                one shard. During a step, the planner records the new set of shards. After the timeout, a recorded step
+                is completed in the background, and a step that is not recorded yet is undone.
 
         Returns:
             A report of the names, metadata and tensor bytes that moved, and of the duration.
@@ -346,15 +351,15 @@ class Deployment:
     def flush(self, timeout: float = 60.0) -> None:
         """Wait until all versions that were committed before the call are on disk.
 
-        After 5 s, the call logs the versions that are not on disk.
+        After 5 s, the call logs the versions that are not on disk yet.
 
         Args:
             timeout: Seconds to wait.
 
         Raises:
             OptionError: if the timeout is not a number.
-            StorageError: if the repository has no path, or the disk refuses writes for a minute or until the timeout.
-                The message names the versions that are not on disk.
+            StorageError: if the repository has no path, or writes to disk fail for a minute or until the timeout. The
+                message names the versions that are not on disk.
             OperationTimeoutError: if the wait takes longer than `timeout`. The message names the versions that are not
                 on disk.
             ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in the

@@ -61,7 +61,7 @@ class PrefixMatch:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Mapping of layers of the queried architecture to the matching layers of the version, by name.
+        """Mapping of layer names of the queried architecture to the names of the matching layers of the version.
 
         `Repository.save` accepts this mapping as `inherit`.
 
@@ -73,7 +73,7 @@ class PrefixMatch:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Mapping of tensors of the queried architecture to tensors of the version, by name, for the matching layers.
+        """Mapping of tensor names of the queried architecture to those of the version, for all matching layers.
 
         Raises:
             ModelNotFoundError: if the version was retired while this client's session was expired.

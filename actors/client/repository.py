@@ -63,7 +63,7 @@ class Repository(Deployment):
     """A client of a running repository.
 
     `Repository.start` starts a repository, and `Repository.connect` connects to a running repository. `close`, or the
-    end of a `with` block, disconnects and stops a repository that this client started.
+    end of a `with` block, disconnects the client, and stops the repository if this client started the repository.
 
     Several threads can share one client. The client performs its saves one at a time, in the order of the calls. Only
     the process that created a client can use the client: in a forked child process, the methods raise `ClosedError`.
@@ -104,23 +104,23 @@ class Repository(Deployment):
     ) -> Saved:
         """Save a new version of a model, and return when the version is committed.
 
-        A committed version is complete and visible to all clients. If the call raises an exception, such as
-        `KeyboardInterrupt`, the version is not committed later.
+        A committed version is complete and visible to all clients. If the call is interrupted, for example by
+        `KeyboardInterrupt`, the version is either committed before the call ends or never committed.
 
         Args:
             name: Name of the model: 1 to 200 characters of `A-Z a-z 0-9 . _ - /`, without a leading `/` or a `..` part.
                 The versions of a name are numbered from 1.
             tensors: Mapping of tensor names to NumPy, TensorFlow, PyTorch or CuPy arrays of numbers or booleans. Masked
-                arrays and arrays with labels, units or missing values are refused. Tied tensors (same memory, shape,
+                arrays and arrays with labels, units or missing values are rejected. Tied tensors (same memory, shape,
                 strides and dtype) are stored once, except that tensors below 4 KiB may be stored separately.
             graph: Architecture of the model. None means the parent's architecture if `tensors` contains all tensors of
                 that architecture, and otherwise no architecture.
             parent: Version from which the new version derives. None means the latest version of `name`, if one exists.
-            inherit: Tensors to share with the parent instead of writing copies. `"auto"` shares each tensor that has
-                the same shape, dtype and bytes as the parent's tensor of the same name. If the parent has no tensor of
-                this name, any equal tensor of the parent is shared. A mapping of layer names to the parent's layer
-                names shares the tensors of these layers; `tensors` need not contain these tensors. A mapping requires
-                `graph` and equal layer configs. None writes all tensors.
+            inherit: Which tensors the new version shares with its parent instead of storing copies. `"auto"` shares
+                each tensor that has the same shape, dtype and bytes as the parent's tensor of the same name. If the
+                parent has no tensor of this name, any equal tensor of the parent is shared. A mapping of layer names to
+                the parent's layer names shares all tensors of these layers. They can be omitted from `tensors`; values
+                given for them are ignored. A mapping requires `graph` and equal layer configs. None shares no tensors.
             quality: Number by which prefix queries choose among versions that match equally well. Higher is better.
                 None and NaN rank lowest.
             metadata: Mapping of keys to JSON values or NumPy scalars, stored with the version.
@@ -133,18 +133,18 @@ class Repository(Deployment):
             The new version, and the numbers of bytes written and inherited.
 
         Raises:
-            InvalidNameError: if the name is malformed.
+            InvalidNameError: if `name` or `parent` is malformed.
             GraphError: if the graph is invalid, or a layer of `inherit` does not match the parent's layer.
             TensorMismatchError: if a tensor, the quality or the metadata cannot be stored, or if no tensor is given or
                 inherited.
             TensorNotFoundError: if a tensor of the graph is neither given nor inherited.
-            OptionError: if another argument is invalid, or the metadata is larger than the repository's
+            OptionError: if `durability` or `timeout` is invalid, or the metadata is larger than the repository's
                 `metadata_bytes`.
             ModelNotFoundError: if the parent does not exist.
             CorruptDataError: if a tensor of a layer in `inherit` is in a damaged file.
-            StoreFullError: if the tensors do not fit in the store.
-            StorageError: if `durability` is `"disk"` and the repository has no path, or if the disk refuses this
-                version or an earlier version in the write queue. The new version is not committed.
+            StoreFullError: if a shard has too little memory for the tensors.
+            StorageError: if `durability` is `"disk"` and the repository has no path, or if the new version, or an
+                earlier version in the write queue, cannot be written to disk. The new version is not committed.
             ShardUnavailableError, OperationTimeoutError: if a shard dies or does not answer in time. The version may
                 have been committed: call `models` to check.
         """
@@ -167,15 +167,16 @@ class Repository(Deployment):
     ) -> PendingSave:
         """Start saving a new version, and return before the version is committed.
 
-        The call checks the arguments and copies the tensors. A background thread completes the save. `staged` of the
-        returned `PendingSave` waits until the caller can change the tensors, and `committed` waits for the commit.
+        The call checks the arguments, and a background thread completes the save. `staged` of the returned
+        `PendingSave` waits until the tensors are copied, so that the caller can change them. `committed` waits for the
+        commit.
 
-        Normally, the tensors are copied before this method returns. The tensors are copied later, in the background, if
-        the client's copy buffer still holds the tensors of the previous save, or if the tensors are larger than a
-        quarter of the machine's memory.
+        Normally, the tensors are copied before this method returns. They are copied later, in the background, if the
+        client's copy buffer still holds the tensors of the previous save, or if the tensors are larger than a quarter
+        of the machine's memory.
 
-        This method has the arguments of `save`. This method, or a method of the returned `PendingSave`, raises the
-        errors of `save`.
+        This method has the arguments of `save`. The errors of `save` are raised by this method or by the methods of the
+        returned `PendingSave`.
         """
         options = SaveOptions(parent=parent, inherit=inherit, quality=quality, metadata=metadata, durability=durability)
         options["timeout"] = timeout
@@ -234,10 +235,11 @@ class Repository(Deployment):
             into: Mapping of tensor names to writable arrays, to which the tensors are copied. Without `layers` and
                 `tensors`, the tensors named in this mapping are loaded. The arrays can have any strides and byte order.
                 All arrays are checked before the first array is written to.
-            timeout: Seconds to wait.
+            timeout: Seconds for the whole load.
             transport: Transport of the bytes: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
-                disk). `"auto"` maps memory of this node, and uses the predicted fastest transport for other nodes.
+                disk). `"auto"` maps tensors on this node, and reads other tensors by the transport that is predicted to
+                be fastest.
 
         Returns:
             A mapping of tensor names to NumPy arrays. With `into`, these arrays share the memory of the given arrays.
@@ -248,8 +250,8 @@ class Repository(Deployment):
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
             TensorNotFoundError: if the version lacks a requested layer or tensor, or `into` lacks a requested tensor.
-            TensorMismatchError: if an array of `into` has another shape or dtype, cannot be written to, or overlaps
-                another array. No array was written to.
+            TensorMismatchError: if an array of `into` differs in shape or dtype from the stored tensor, cannot be
+                written to, or overlaps another array of `into`. No array was written to.
             ModelLostError: if bytes of the version were lost when a shard died.
             OptionError: if the transport is unknown or the timeout is not a number.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
@@ -274,14 +276,16 @@ class Repository(Deployment):
         The model is loaded completely, or an error is raised and `into` is unchanged. Random seeds, metrics and the
         states of stateful recurrent layers are not stored: a new model has initial values, and `into` keeps its values.
 
-        A new torch module is built on the CPU and compared with the saved module. Its class must be importable. `into`
-        is needed for a module that was changed after its construction, and to restore a torch optimizer.
+        A new torch module is built on the CPU. Its class must be importable, and its structure and attributes must be
+        those of the saved module. Therefore, `into` is needed for a module that was changed after its construction.
+        `into` is also needed to restore a torch optimizer.
 
         Args:
             model: The version.
             into: Model to load into. Tensors are matched by name, or by architecture if the names differ. Other state
-                of layers (vocabularies, assets, extra state) is also loaded. A torch module on the device "meta" gets
-                memory on the CPU. None builds a new model, which is compiled if the saved Keras model was compiled.
+                of layers (vocabularies, assets, extra state) is also loaded. For a torch module on the device "meta",
+                memory is allocated on the CPU. None builds a new model. A new Keras model is compiled if the saved
+                model was compiled.
             optimizer: For a Keras model, whether to load the state of its optimizer, if the state was saved. For a
                 torch module, the optimizer of `into` whose state is loaded.
             scheduler: Learning-rate scheduler whose state is loaded, for a torch optimizer.
@@ -294,11 +298,11 @@ class Repository(Deployment):
             The new model, or `into`.
 
         Raises:
-            GraphError: if the model cannot be built, if a layer refuses its stored state, or if an argument does not
+            GraphError: if the model cannot be built, if a layer rejects its stored state, or if an argument does not
                 apply to a model of this framework.
             TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
-            TensorMismatchError: if the shape or dtype of a tensor differs from the stored tensor, or the class of the
-                optimizer differs from the saved optimizer.
+            TensorMismatchError: if a tensor differs in shape or dtype from the stored tensor, or the classes of the
+                torch optimizer and of the saved optimizer differ.
             TensorVineError: the errors of `load`.
         """
         header = self._header(model)
@@ -317,7 +321,7 @@ class Repository(Deployment):
         return loaded
 
     def graph(self, model: Model) -> ModelGraph:
-        """Return the architecture of a version: a graph without layers if no architecture was saved."""
+        """Return the architecture of a version. The graph has no layers if no architecture was saved."""
         header = self._header(model)
         return self._catalog.graph(header.ref, header.graph_key)
 
@@ -326,7 +330,7 @@ class Repository(Deployment):
         return ModelInfo.of(self._header(model))
 
     def owners(self, model: Model) -> dict[str, ModelRef]:
-        """Return the owner of each tensor of a version: the version, or its ancestor, that wrote the tensor."""
+        """Return the owner of each tensor of a version: the version or ancestor whose save wrote the tensor."""
         ref, table = self._table(model)
         return {name: entry.owner or ref for name, entry in table.items()}
 
@@ -334,7 +338,7 @@ class Repository(Deployment):
         """Group the tensors of a version by their owners.
 
         Returns:
-            A mapping of each owner (the version that wrote the tensors) to the names of its tensors.
+            A mapping of owners to names of tensors. An owner is the version or ancestor whose save wrote the tensors.
         """
         written: dict[ModelRef, list[str]] = {}
         for name, owner in self.owners(model).items():
@@ -348,8 +352,8 @@ class Repository(Deployment):
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
         """Return the saved qualities of versions, including retired versions.
 
-        The quality of a retired version is known while a live version derives from the retired version. A restart of
-        the shard that stores the metadata of the version's name deletes qualities that are not on disk.
+        The quality of a retired version is known while a live version derives from the retired version. If the home
+        shard of the version's name restarts, the quality of a retired version is lost unless the quality is on disk.
 
         Args:
             refs: Versions, such as those of a lineage.
@@ -433,10 +437,10 @@ class Repository(Deployment):
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
 
     def retire(self, model: Model) -> None:
-        """Retire a version. A retired version is removed from disk and can no longer be loaded or found.
+        """Retire a version, in memory and on disk. A retired version can no longer be found.
 
-        The lineages of its descendants still contain the version, and a client that pinned the version can still load
-        it. The version's tensors are freed when no live version and no pin refers to these tensors.
+        Only a client that pinned the version before can still load it. The lineages of its descendants still contain
+        the version. The version's tensors are freed when no live version and no pin refers to these tensors.
 
         Raises:
             ModelNotFoundError: if the version is not live.
@@ -445,7 +449,9 @@ class Repository(Deployment):
         self._session.at_home(name, ShardCalls.retire(name, version))
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
-        """Check one or all versions for damage: all checksums in memory and on disk, and the owners of all tensors.
+        """Check one or all versions for damage.
+
+        The check covers all checksums in memory and on disk, and the owners of all tensors.
 
         Args:
             model: The version. None means all live versions.
@@ -468,9 +474,9 @@ class Repository(Deployment):
     def unreadable(self) -> list[UnreadFile]:
         """List the files on disk that could not be read when the repository started and still cannot be read.
 
-        An unreadable file affects only its own version. The repository keeps all data that the file may refer to, and
-        does not use the version's number again. The shards regularly try to read the file again. If the file is
-        repaired, its version is restored automatically.
+        The version that an unreadable file describes cannot be loaded. Other versions are not affected. The repository
+        keeps all data that the file may refer to, and does not use the version's number again. The shards regularly try
+        to read the file again. If the file is repaired, the version is restored automatically.
         """
         return self._verifier.unreadable()
 
@@ -479,16 +485,16 @@ class Repository(Deployment):
 
         A safetensors or Arrow file also contains the version's architecture, quality and metadata. Each metadata value
         that is text is also written as an entry under its own key. A safetensors file has the entry `"format": "pt"`
-        unless the metadata names another format.
+        unless the metadata contains text under the key `"format"`.
 
         Args:
             model: The version.
-            path: File name, or URI of `pyarrow.fs`, such as `s3://bucket/m.safetensors`. The suffix is `.safetensors`,
-                `.arrow`, `.feather` or, for a Keras model, `.weights.h5`. An existing file is replaced.
+            path: File name, or URI that `pyarrow.fs` supports, such as `s3://bucket/m.safetensors`. The suffix must be
+                `.safetensors`, `.arrow`, `.feather` or, for a Keras model, `.weights.h5`. An existing file is replaced.
 
         Raises:
             StorageError: if the file cannot be written, or its suffix is unknown.
-            TensorMismatchError: if the format cannot hold the dtype of a tensor.
+            TensorMismatchError: if the format does not support the dtype of a tensor.
             GraphError: if the suffix is `.weights.h5` and `load_model` cannot rebuild the version as a Keras model.
         """
         if interchange.format_of(path) == "keras":

@@ -13,13 +13,13 @@ class RepositoryStats:
     """Statistics of a repository, in total and per shard."""
 
     models: int
-    """Number of live versions."""
+    """Number of versions. Retired versions do not count."""
     tensors: int
     """Number of stored tensors. A tensor that several versions share counts once."""
     bytes_memory: int
-    """Bytes of the stored tensors that are in memory."""
+    """Size of the tensors in memory, in bytes, without padding."""
     bytes_disk: int
-    """Bytes of the segment files on disk. Segment files contain the tensors."""
+    """Size of the segment files on disk, which contain the tensors, in bytes."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
 

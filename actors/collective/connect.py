@@ -45,7 +45,8 @@ def connect(
         name: Name of the group.
         rank: Number of this member, 0 to size - 1.
         size: Number of members.
-        epoch: Epoch of the group, 0 or higher. Use a higher number after members join or leave, and after a failure.
+        epoch: Epoch of the group, 0 or higher: the same number for all members. Increase the epoch after members join
+            or leave, and after a failure.
         backend: `"shared"` (within one machine, from memory to memory), `"gloo"` (TCP, needs PyTorch) or `"nccl"`
             (between GPUs, needs CuPy). `"auto"` uses shared memory if all members can read each other's memory, and
             otherwise Gloo.
@@ -81,7 +82,7 @@ def connect(
 def renew(
     group: Group, rank: int, size: int, *, timeout: float | None = None, rendezvous: Rendezvous | None = None
 ) -> Group:
-    """Leave a group, and join the next epoch of the group. The next epoch can have other members.
+    """Leave a group, join its next epoch, and return the new `Group`. The new group can have different members.
 
     Args:
         group: The current group. The call closes this group.

@@ -30,15 +30,15 @@ OPS: tuple[Op, ...] = ("sum", "mean", "min", "max", "product")
 
 
 class Work(Protocol):
-    """A running operation of a group."""
+    """An operation that a method of `Group`, such as `isend`, started."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the operation has ended. Further calls return, or raise the same error, without waiting.
+        """Wait until the operation has ended. Later calls do not wait: they return, or raise the same error again.
 
-        If the operation does not end in time, the group is broken: later operations of the group fail.
+        If the timeout expires first, the group is broken: later operations of the group fail.
 
         Args:
-            timeout: Seconds to wait from now. None means the operation's own timeout.
+            timeout: Seconds to wait from now. None waits until the operation itself times out.
 
         Raises:
             PeerLostError: if another rank died or left the group.
@@ -61,8 +61,10 @@ class Group(ABC):
     operation and return a `Work` to wait for. The methods `send`, `recv`, `broadcast`, `all_gather`, `all_reduce` and
     `barrier` wait until the operation has ended.
 
-    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of such arrays. Arrays are
-    not copied. Until an operation has ended, do not change its input array, and do not read its output array.
+    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of such arrays. The back
+    ends "shared" and "gloo" accept only arrays in CPU memory. TensorFlow tensors are read-only: they can only be sent,
+    or broadcast by the root. Until an operation has ended, do not change its input array, and do not read its output
+    array.
 
     All ranks must call the collectives (broadcast, all-gather, all-reduce and barrier) in the same order and with the
     same root, reduction, bounds, dtype and shape. Between two ranks, the k-th `recv` receives the array of the k-th
@@ -79,7 +81,7 @@ class Group(ABC):
     name: str
     """Name of the group."""
     epoch: int
-    """Epoch of the group: a number that is increased when members join or leave, and after a failure."""
+    """Epoch of the group. After members join or leave, or after a failure, `renew` joins the next epoch."""
     rank: int
     """Number of this member, 0 to size - 1."""
     size: int
@@ -113,22 +115,23 @@ class Group(ABC):
         Raises:
             ValueError: if `to` is not the rank of another member.
             TensorMismatchError: if `array` is not a contiguous array of numbers.
-            PeerLostError, OperationTimeoutError: if the group is broken.
+            TensorVineError: the error that broke the group, if the group is broken.
         """
 
     @abstractmethod
     def irecv(self, array: object, source: int, *, timeout: float | None = None) -> Work:
-        """Start receiving the next array from another rank.
+        """Start receiving the next array from another rank, into `array`.
 
         Args:
-            array: A contiguous, writable array of the same size and dtype as the sent array. The shapes can differ.
+            array: A contiguous, writable array of the same size and dtype as the sent array. The shapes can differ. The
+                received values overwrite the array.
             source: Rank of the sender.
             timeout: Seconds until the operation times out. None means the group's timeout.
 
         Raises:
             ValueError: if `source` is not the rank of another member.
             TensorMismatchError: if `array` is not a contiguous, writable array of numbers.
-            PeerLostError, OperationTimeoutError: if the group is broken.
+            TensorVineError: the error that broke the group, if the group is broken.
         """
 
     @abstractmethod
@@ -136,17 +139,18 @@ class Group(ABC):
         """Start copying the root's array to all ranks.
 
         Args:
-            array: A contiguous array of the same dtype and shape on all ranks. The arrays of the ranks other than the
-                root are overwritten.
+            array: A contiguous array of the same dtype and shape on all ranks. On all ranks except the root, the array
+                is overwritten.
             root: Rank whose array is copied.
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the enclosing operation, for error messages. All ranks must give the same name.
+            part_of: Name of the larger operation that this broadcast belongs to, for error messages. All ranks must
+                give the same name.
 
         Raises:
             ValueError: if `root` is not a rank of the group.
-            TensorMismatchError: if `array` is not a contiguous array of numbers, or is read-only on another rank than
+            TensorMismatchError: if `array` is not a contiguous array of numbers, or is read-only on a rank other than
                 the root.
-            PeerLostError, OperationTimeoutError: if the group is broken.
+            TensorVineError: the error that broke the group, if the group is broken.
         """
 
     @abstractmethod
@@ -165,27 +169,28 @@ class Group(ABC):
         Raises:
             ValueError: if `bounds` is not a sequence of `size + 1` ascending indices of the array.
             TensorMismatchError: if `array` is not a contiguous, writable array of numbers.
-            PeerLostError, OperationTimeoutError: if the group is broken.
+            TensorVineError: the error that broke the group, if the group is broken.
         """
 
     @abstractmethod
     def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
         """Start combining the arrays of all ranks element by element, in place.
 
-        The result is bit-for-bit identical on all ranks. With the back ends "shared" and "gloo", all groups of the same
-        size and back end compute an identical result from identical arrays.
+        The result is bit-for-bit identical on all ranks. With the back ends "shared" and "gloo", the result is also
+        reproducible: groups of the same size and back end compute identical results from identical arrays.
 
         Args:
             array: A contiguous array of the same dtype and shape on all ranks. The result overwrites the array.
             op: The reduction: "sum", "mean", "min", "max" or "product".
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the enclosing operation, for error messages. All ranks must give the same name.
+            part_of: Name of the larger operation that this reduction belongs to, for error messages. All ranks must
+                give the same name.
 
         Raises:
             ValueError: if `op` is unknown.
             TensorMismatchError: if `array` is not a contiguous, writable array of numbers, or if `op` is "mean" and
                 `array` is neither floating-point nor complex.
-            PeerLostError, OperationTimeoutError: if the group is broken.
+            TensorVineError: the error that broke the group, if the group is broken.
         """
 
     @abstractmethod
@@ -196,7 +201,8 @@ class Group(ABC):
     def close(self) -> None:
         """Leave the group. A second call does nothing.
 
-        Running operations of this rank, and operations of other ranks that need this rank, fail with `PeerLostError`.
+        Running and later operations of this rank, and operations of other ranks that need this rank, fail with
+        `PeerLostError`.
         """
 
     def send(self, array: object, to: int, *, timeout: float | None = None) -> None:
@@ -204,7 +210,7 @@ class Group(ABC):
         self.isend(array, to, timeout=timeout).wait()
 
     def recv(self, array: object, source: int, *, timeout: float | None = None) -> None:
-        """Receive the next array from another rank. See `irecv`."""
+        """Receive the next array from another rank, into `array`. See `irecv`."""
         self.irecv(array, source, timeout=timeout).wait()
 
     def broadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> None:

@@ -111,7 +111,7 @@ class Meeting:
 
 
 class LocalRendezvous:
-    """A meeting point for members of a group that are threads or coroutines of one process.
+    """A meeting point for a group whose members are threads or coroutines of one process.
 
     >>> LocalRendezvous().exchange("group 'g'", 0, 1, {"port": 7}, timeout=1.0)
     [{'port': 7}]
@@ -136,7 +136,8 @@ class LocalRendezvous:
 
         Raises:
             OperationTimeoutError: if a member is missing when the timeout ends. The message names the missing ranks.
-            ValueError: if another member has the same rank or a different size, or `rank` is not from 0 to size - 1.
+            ValueError: if another member passed the same `rank` or a different `size`, or `rank` is not from 0 to
+                size - 1.
         """
         deadline = Deadline.after(timeout)
         meeting, complete = self._come(key, rank, size, endpoint)

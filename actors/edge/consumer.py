@@ -56,25 +56,26 @@ _UNFIT = (GraphError, TensorMismatchError, TensorNotFoundError)
 
 
 class EdgeConsumer:
-    """A consumer outside the cluster that receives the versions of one model without Ray or Dask.
+    """A consumer for processes outside the cluster. It receives the versions of one model, without Ray or Dask.
 
     Redis announces new versions. The consumer reads their tensors from the shards over TCP and checks the tensors
-    against content hashes. With `build`, a background thread loads each newest version into a model, and `infer` runs
-    the model. The consumer refuses a version that does not fit the model, and continues to use the previous version.
+    against content hashes. With `build`, a background thread loads the newest version into a model whenever a new
+    version is announced, and `infer` runs the model. If a version does not fit the model, `infer` continues to use the
+    previous version.
 
     Args:
         url: URL of the Redis server that the repository was started with.
         name: Name of the model.
         build: Function that creates the model: a Keras model, a torch module, or a callable object with the method
-            `assign(tensors)`. The function is called twice. None means that the consumer has no model and only loads
-            tensors.
+            `assign(tensors)`. The function is called twice, because one copy of the model serves while the other is
+            updated. None means that the consumer has no model and only loads tensors.
         repository: Name of the repository.
         timeout: Seconds for each load of a version.
 
     Raises:
         ValueError: if `url` is not the URL of a Redis server.
-        StorageError: if the server does not answer during this call. If the server fails later, the consumer
-            reconnects.
+        StorageError: if the Redis server does not answer when the consumer is created. If the server fails later, the
+            consumer reconnects.
         CodecUnavailableError: if the package `redis` is not installed.
 
     >>> with EdgeConsumer("redis://localhost:6379", "ptychonn", build) as consumer:       # doctest: +SKIP
@@ -192,7 +193,8 @@ class EdgeConsumer:
             model: The version. None means the newest version of this consumer's model.
 
         Raises:
-            TensorVineError: the errors of `load`.
+            ModelNotFoundError, RepositoryNotFoundError, StorageError, ClosedError: As in `load`.
+            CorruptDataError: if Redis contains invalid data for the version.
         """
         self._opened.check()
         name, version = split_ref(model if model is not None else self.name)
@@ -215,7 +217,7 @@ class EdgeConsumer:
 
     @property
     def refused(self) -> dict[ModelRef, str]:
-        """Mapping of refused versions to the reasons, for the last 64 versions that the model could not load."""
+        """The last 64 versions that the model could not load, each mapped to the reason."""
         return self._serving.refused if self._serving is not None else {}
 
     def infer(self, batch: object, timeout: float = 30.0) -> Inference:

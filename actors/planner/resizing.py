@@ -73,7 +73,7 @@ class ScaleReport:
     metadata_bytes_total: int
     """Bytes of metadata (manifests and graphs) on all shards before the change."""
     tensor_bytes_moved: int
-    """Bytes of tensors that were copied to other shards. Only draining shards move tensors."""
+    """Bytes of tensors that moved to other shards. Tensors move only from shards that are removed."""
     seconds: float
     """Duration of the change in seconds."""
 

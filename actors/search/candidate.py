@@ -101,12 +101,12 @@ class Candidate:
     def save(self, quality: float, metadata: Mapping[str, object] | None = None, timeout: float = 60.0) -> Saved | None:
         """Save the model as a new version. The parent of the version is the ancestor, if any.
 
-        Inherited layers with unchanged tensors, bit for bit, are shared with the ancestor. All other tensors are
+        Inherited layers whose tensors are bit-for-bit unchanged are shared with the ancestor. All other tensors are
         written.
 
         Args:
             quality: Quality of the model, a finite number. Higher is better.
-            metadata: Mapping of JSON values to store with the version.
+            metadata: Mapping of keys to JSON values or NumPy scalars, stored with the version.
             timeout: Seconds to wait for the save.
 
         Returns:

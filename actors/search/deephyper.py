@@ -3,9 +3,10 @@
 The model name of a candidate is the prefix of the search followed by the id of the job. Two searches in one repository
 need different prefixes, because DeepHyper numbers the jobs of each search from 0.
 
-The population of DeepHyper contains only hyperparameter configurations. `Retirement` keeps the matching versions in the
-same order, and retires each version whose candidate leaves the population. The objective of a failed job begins with
-`"F_"`, so DeepHyper does not add this job to the population. `Retirement` retires all versions that a failed job saved.
+The population of DeepHyper contains only hyperparameter configurations. `Retirement` records the version saved for each
+configuration, and retires this version when the configuration leaves the population. The objective of a failed job
+begins with `"F_"`, so DeepHyper does not add this job to the population. `Retirement` retires all versions that a
+failed job saved.
 
 This module needs the package `deephyper`.
 """
@@ -50,21 +51,23 @@ def run_function(
 ) -> Callable[[RunningJob], dict[str, object]]:
     """Return a run function for a DeepHyper evaluator. The function builds, trains and saves the candidate of one job.
 
-    Each candidate inherits layers from a stored model, as in `Candidate`.
+    Each candidate inherits layers from a stored model, as described for `Candidate`.
 
     Args:
-        build: Function that builds the model of a job. It must not compile a Keras model.
+        build: Function that builds and returns the model of a job. If the model is a Keras model, `build` must not
+            compile it.
         train: Function that trains `candidate.model` and returns the quality of the model. Higher is better.
         repository: Name of a running repository. The jobs of a worker process share one connection.
-        prefix: Prefix of the model names of this search, such as "nas/a/". Do not use the prefix of another or earlier
-            search in the repository.
+        prefix: Prefix of the model names of this search, such as "nas/a/". It must differ from the prefixes of all
+            other searches in the repository, including earlier ones.
         freeze: Whether to exclude inherited layers from training.
 
     Returns:
-        The run function. The metadata of each result contains "ref" and "ancestor" (references to versions as text,
-        empty for none), "layers" (number of inherited layers) and "repository_s" (seconds spent on calls to the
-        repository). If a candidate raises an error, or the quality is not finite, the objective is `"F_"` followed by
-        the name of the error type.
+        The run function. The metadata of each result contains "ref" (the saved version, as text), "ancestor" (the
+        version from which layers were inherited, as text), "layers" (number of inherited layers) and "repository_s"
+        (seconds spent on calls to the repository). The text is empty if no such version exists. If building, training
+        or saving raises an error, or the quality is not finite, the objective is `"F_"` followed by the name of the
+        error type.
 
     Raises:
         InvalidNameError: if the name of a model cannot begin with `prefix`.
@@ -83,7 +86,7 @@ def run_function(
 
 
 class Retirement(Callback):
-    """A DeepHyper callback that retires the versions of candidates that leave the population of the search.
+    """A DeepHyper callback that retires the version of each candidate that leaves the population of the search.
 
     Args:
         population: Population of versions. Its size must equal the population size of the search.
@@ -125,9 +128,9 @@ class Retirement(Callback):
 class AgedEvolution(RegularizedEvolution):
     """A variant of DeepHyper's `RegularizedEvolution` in which each mutation changes one active hyperparameter.
 
-    The mutation of `RegularizedEvolution` can draw the parent's value again. The child is then a copy of the parent:
-    the child inherits all layers, and its training adds no information to the search. The constructor has the same
-    arguments as `RegularizedEvolution`.
+    In `RegularizedEvolution`, a mutation can draw the current value of the hyperparameter again. The child is then a
+    copy of its parent: it inherits all layers, and its training adds no information to the search. The constructor has
+    the same arguments as `RegularizedEvolution`.
     """
 
     _problem: HpProblem
@@ -175,7 +178,7 @@ class AgedEvolution(RegularizedEvolution):
 
 
 class SparingEvaluator(RayEvaluator):
-    """A variant of DeepHyper's `RayEvaluator` that continues the search when a worker dies. Only one job fails.
+    """A variant of DeepHyper's `RayEvaluator`. If a worker dies, only the worker's job fails, and the search continues.
 
     The failed job is not retried, so a job that exhausts the memory of one worker cannot exhaust the memory of another
     worker. `Retirement` retires all versions that the failed job saved. The constructor has the same arguments as
@@ -200,8 +203,9 @@ class SparingEvaluator(RayEvaluator):
     def abandon(self) -> None:
         """Stop waiting for the jobs of a search that was interrupted, for example by Ctrl-C.
 
-        Call this method before Ray is stopped. Otherwise, DeepHyper requests the jobs from the stopped Ray when Python
-        deletes the evaluator. The request starts a new Ray, and DeepHyper waits for jobs that do not exist there.
+        Call this method before Ray is shut down. Otherwise, DeepHyper requests the results of these jobs when Python
+        deletes the evaluator. The request starts a new Ray cluster, and DeepHyper waits for jobs that do not exist
+        there.
         """
         loop, self.loop = self.loop, None
         if loop is None or loop.is_closed():
@@ -215,9 +219,9 @@ class SparingEvaluator(RayEvaluator):
 
 
 def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
-    """Draw a random value of a hyperparameter that differs from the current value.
+    """Draw a random value of a hyperparameter, different from the current value.
 
-    The values of a categorical hyperparameter are drawn with their weights.
+    For a categorical hyperparameter, the values are drawn according to their weights in the search space.
 
     Args:
         decision: Hyperparameter of the search space, with at least two values.
@@ -225,7 +229,7 @@ def other_value(decision: Hyperparameter[object, np.number], value: object, rand
         random: Source of random numbers.
 
     Raises:
-        ValueError: if none of `DRAWS` draws gives another value.
+        ValueError: if `DRAWS` draws in a row give the current value.
     """
     if isinstance(decision, OrdinalHyperparameter):
         others = [other for other in decision.sequence if other != value]

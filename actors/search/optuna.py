@@ -1,7 +1,7 @@
 """Search with Optuna: record the version that each trial saves, and keep the versions of the best trials.
 
-`attach` records the version in a user attribute of the trial. Every Optuna storage keeps user attributes, so a resumed
-study needs no other state. This module needs the package `optuna`.
+`attach` records the version in a user attribute of the trial. Every Optuna storage keeps user attributes, so the
+recorded versions are still known when a study is resumed. This module needs the package `optuna`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Population:
 
     A candidate in training can still inherit from a retired version, because the candidate pins this version (see
     `Candidate`). A version that was added several times is retired when its last entry is removed. If a shard does not
-    answer, the retirement is retried when the next candidate is added.
+    answer, the retirement is retried when the next candidate is added or dropped.
 
     Args:
         repository: Repository in which the candidates are saved.

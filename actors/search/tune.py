@@ -3,11 +3,11 @@
 The checkpoint directory contains one small file, `reference.json`. The tensors stay in the repository when Tune stores
 or copies the checkpoint, or passes the checkpoint to another trial.
 
-In population-based training, a trial can receive the checkpoint of another trial and load the version of this
-checkpoint. Pass this version as `parent` of the next save, so that the new version derives from the loaded version.
+In population-based training, a trial can receive the checkpoint of another trial and load the version to which the
+checkpoint refers. Pass the loaded version as `parent` of the next save, so that the new version derives from it.
 
-Tune cannot delete versions. `Retirement` retires the versions from which no trial can be restored. This module needs
-the package `ray[tune]`.
+Tune deletes old checkpoints, but not the versions in the repository. `Retirement` retires the versions from which no
+trial can continue. This module needs the package `ray[tune]`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def report(metrics: Mapping[str, object], ref: ModelRef) -> None:
 
     Args:
         metrics: Mapping of metric names to values, as in `tune.report`.
-        ref: Version from which this trial, or another trial that exploits this trial, can continue.
+        ref: Version from which this trial, or another trial that exploits this trial, continues.
 
     >>> def train(config):                                                        # doctest: +SKIP
     ...     repo, name = connected("pbt"), tune.get_context().get_trial_id()
@@ -110,15 +110,15 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
 class Retirement(tune.Callback):
     """A Tune callback that retires versions from which no trial can continue.
 
-    Each trial must use its own model name and report every version that the trial saves. The callback also retires
-    earlier versions of this name for which Tune did not call `on_checkpoint`, because Tune drops the checkpoint of a
-    trial that exploits another trial.
+    Each trial must use its own model name and report every version that the trial saves. When a trial exploits another
+    trial, Tune drops a reported checkpoint without calling `on_checkpoint`. The callback therefore also retires earlier
+    versions of the same name that were not passed to `on_checkpoint`.
 
     Args:
         repository: Name of the running repository in which the trials save. The argument is a name and not a client,
             because Tune stores the callback with the experiment.
         keep: Number of newest versions to keep for each trial. For population-based training, use the number of reports
-            per perturbation interval plus 1. An exploiting trial continues from the version that the other trial
+            per perturbation interval plus 1. An exploiting trial continues from the version that the exploited trial
             reported at the end of the interval.
 
     Raises:
@@ -165,11 +165,11 @@ class Retirement(tune.Callback):
             self._reported[trial] = {path: ref for path, ref in versions.items() if ref not in gone}
 
     def get_state(self) -> dict[str, dict[str, str]]:
-        """Return the recorded versions of all trials. Tune stores the result with the experiment."""
+        """Return the recorded versions of all trials. Tune stores this state with the experiment."""
         return {trial: {path: str(ref) for path, ref in versions.items()} for trial, versions in self._reported.items()}
 
     def set_state(self, state: dict[str, dict[str, str]]) -> None:
-        """Restore the recorded versions of all trials from a result of `get_state`."""
+        """Restore the recorded versions of all trials from a state that `get_state` returned."""
         self._reported = {
             trial: {path: ModelRef.parse(text) for path, text in versions.items()} for trial, versions in state.items()
         }

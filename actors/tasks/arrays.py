@@ -85,7 +85,7 @@ def load_arrays(
         tensors: Names of the tensors. None means all tensors.
         chunks: Chunks in any form that `dask.array.from_array` accepts, or a mapping of tensor names to such chunks.
             None divides a tensor along its first axis, according to Dask's option `array.chunk-size`. Tensors that are
-            missing from the mapping are divided in the same way.
+            missing from the mapping are divided as with None.
         timeout: Seconds to wait for each read.
 
     Returns:

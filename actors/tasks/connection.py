@@ -18,7 +18,8 @@ def connected(name: str, start: str | None = None) -> Repository:
 
     Args:
         name: Name of the repository.
-        start: Start id of the repository, from `start_of`. Each start has a new id. None accepts any id.
+        start: Start id of the repository, from `start_of`. Each start of a repository has a new id. None accepts any
+            id.
 
     Raises:
         RepositoryNotFoundError: if no repository with this name is running, or if the running repository has another

@@ -87,9 +87,9 @@ def save_arrays(
 
     The current Dask scheduler computes the arrays, on a cluster or in threads of this process. A task that several
     arrays share runs once. All tensors are written, even if the parent has equal tensors. Other saves of this client,
-    including saves by the tasks, do not wait for this save.
+    including saves that the tasks make, do not wait for this save.
 
-    After a timeout or another exception, threads of this process may continue until their current chunks are computed.
+    If the call raises an exception, threads of this process may continue until their current chunks are computed.
 
     Args:
         repository: Repository in which to save.
@@ -98,12 +98,12 @@ def save_arrays(
         graph: Architecture of the model, as in `Repository.save`.
         parent: Version from which the new version derives, as in `Repository.save`.
         quality: A number, as in `Repository.save`. Higher is better.
-        metadata: Mapping of JSON values to store with the version, as in `Repository.save`.
+        metadata: Mapping of keys to JSON values to store with the version, as in `Repository.save`.
         durability: `"memory"` or `"disk"`, as in `Repository.save`.
         timeout: Seconds to wait for the save, including the computation of the arrays.
 
     Returns:
-        The new version, and the number of bytes written.
+        The new version, and the numbers of bytes written and inherited.
 
     Raises:
         TensorMismatchError: if the length of a chunk is unknown, or if the dtype or shape of a computed chunk differs

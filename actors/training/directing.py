@@ -60,18 +60,19 @@ class ForkReport:
     run: str
     """Name of the run that was forked."""
     step: int
-    """Number of the step after which the state was captured."""
+    """Number of the captured step. The clones received the state of the run after this step."""
     nbytes: int
     """Total size of the tensors in the training state, in bytes."""
     held_s: float
     """Longest time for which the fork blocked the training of a rank, in seconds. The slowdown of later steps during
     the transfer of the state is not included."""
     standby_s: float
-    """Seconds from the start of the captured step until the last clone had the whole state. If the first clone was
-    ready to receive only after this start, the time is measured from when the first clone was ready."""
+    """Seconds from the start of the capture until the last clone had received the whole state. The capture starts with
+    step `step`, or after that step if it had ended before the fork was ordered. If no clone was ready to receive when
+    the capture started, the time is measured from when the first clone was ready."""
     readiness_s: float
-    """Seconds from the end of the captured step until the last clone had the whole state. 0 if all clones had the whole
-    state before the step ended."""
+    """Seconds from the end of the capture, which is usually the end of step `step`, until the last clone had
+    received the whole state. 0 if all clones had received the whole state before the capture ended."""
 
 
 class ForkDirector:

@@ -46,13 +46,14 @@ def fork(
         trainers: Handles of all ranks of the run: `Trainers`, or the result of `find_trainers`.
         count: Number of clones. Defaults to the number of ranks.
         at_step: Number of the step after which the state is captured. The step must not have begun. If no step is
-            running, the last completed step is also allowed. None means as soon as possible.
+            running, the last completed step is also allowed. None captures the state as soon as possible.
         transport: Collective back end that sends the state: "auto", "shared", "gloo" or "nccl".
         build: Function that builds the `Training` of a clone. Defaults to the function that built the original ranks.
             Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
             end, repository, CPUs or GPUs of the original ranks.
-        options: Options to change for the clones, such as the learning rate. If `build` is None, each option must have
-            been passed to `start_trainers`, be read by the original `build`, or be accepted by `Trainers.configure`.
+        options: Options to change for the clones, such as the learning rate. If `build` is None, each option must be
+            known to the original run: passed to `start_trainers`, read by the original `build`, or accepted by
+            `Trainers.configure`.
         name: Name of the clones' run. Defaults to the name of the original run with a suffix.
         repository: Repository that the clones save versions to, or the name of that repository. Defaults to the
             repository of the original run if `build` is None. Otherwise, None means that the clones cannot save.
@@ -65,8 +66,8 @@ def fork(
 
     Raises:
         ForkError: if a rank or a clone fails or dies, `at_step` is in the past, another fork is in progress, the
-            timeout expires, the tensors of the clones do not match the tensors of the run, or the run does not have one
-            of the options. The message names the cause.
+            timeout expires, the tensors of the clones do not match the tensors of the run, the run does not know an
+            option, or a clone rejects the value of an option. The message names the cause.
         ValueError: if an argument is invalid.
         Exception: any error that `build` raises.
 
@@ -100,9 +101,9 @@ def fork_many(
     steps: int = 0,
     timeout: float = 120.0,
 ) -> list[Trainers]:
-    """Fork a training run into several groups of clones after the same step.
+    """Fork a training run into several groups of clones, which all start from the state after the same step.
 
-    Each group becomes a separate run. The original ranks send the same amount of data as for one group with all clones.
+    Each group becomes a separate run. The original ranks send as much data as for one group that contains all clones.
 
     Args:
         trainers, at_step, transport, build, repository, steps, timeout: As in `fork`.
@@ -149,7 +150,7 @@ def fork_version(
             repository. The parent of the first version that the new run saves is `model`.
         model: The version to start from. A name without a version number means the latest version.
         build: Function that builds the `Training` of a rank, as in `start_trainers`.
-        count: Number of ranks. All ranks get the same saved state, including the random state.
+        count: Number of ranks. All ranks get the same saved state, including the states of random generators.
         options, name, backend, cpus, gpus: As in `start_trainers`.
         timeout: As in `start_trainers`. After the ranks have started, loading the state can take another `timeout`
             seconds.
@@ -158,8 +159,8 @@ def fork_version(
         The ranks of the new run.
 
     Raises:
-        ValueError: if `Trainers.save` did not create the version, if the version contains the state of another kind of
-            training (for example with another optimizer), or if an argument is invalid.
+        ValueError: if `Trainers.save` did not create the version, if the saved state does not fit the training that
+            `build` creates (for example, a different number of parameter groups), or if an argument is invalid.
         TensorMismatchError: if the version's tensors do not match the tensors of the new run.
         TensorVineError: As in `Repository.load`.
 

@@ -60,7 +60,7 @@ class StepContext:
         return self._training.random
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a read-only view of an array. In a clone's first step, wait until the array has been received."""
+        """Return a read-only view of an array of the state. In a clone's first step, wait until it is received."""
         self._training.await_tensor(name)
         return self._training.views[name]
 
@@ -161,7 +161,7 @@ class NumpyTraining:
     Args:
         context: The context passed to the `build` function.
         state: Mapping of names to arrays (parameters, momenta, statistics), in the order of use in a forward pass.
-            C-contiguous, writable arrays are changed in place. Do not use these arrays elsewhere.
+            C-contiguous, writable arrays are changed in place: do not use them elsewhere. Other arrays are copied.
         step: Function that takes a `StepContext`, trains one step and returns the loss.
         parameters: Names of the arrays whose gradients are averaged. Each step must pass each name to
             `StepContext.reduce`.
@@ -172,8 +172,9 @@ class NumpyTraining:
         options: Mapping of option names to default values. Values in `context.options` replace the default values.
 
     Raises:
-        ValueError: if a name is unknown or given twice, or if the value of an option has another type than its default
-            (integers and floats count as one type).
+        ValueError: if a name in `parameters`, `updates` or `local` is missing from `state` or given twice, or if the
+            type of a value in `context.options` differs from the type of its default (integers and floats count as one
+            type).
         TensorMismatchError: if a value in `state` is not an array of numbers.
 
     >>> def step(now: StepContext) -> float:
@@ -311,7 +312,7 @@ class NumpyTraining:
         return self.views[name]
 
     def facts(self) -> Facts:
-        """Return the step count, the state of the random generator, and all options that are numbers or strings."""
+        """Return the step count, the random generator's state, and the options whose values are numbers or strings."""
         state = None if self.random is None else _plain(self.random.bit_generator.state)
         options = {
             name: _plain(cast(object, value)) for name, value in self.options.items() if isinstance(value, _TRAVELS)
@@ -319,7 +320,7 @@ class NumpyTraining:
         return {"steps_done": self._done, "random": state, "options": options}
 
     def memory(self, name: str) -> np.ndarray:
-        """Return the writable array of a tensor. The caller writes the new value into this array."""
+        """Return the memory of a tensor as a writable array. The caller writes the new value into this array."""
         return self.state[name]
 
     def filled(self, name: str) -> None:
@@ -328,7 +329,7 @@ class NumpyTraining:
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        Options that the user set for this rank keep their values.
+        Options that were set on this rank, in `context.options` or with `configure`, keep their values.
 
         Raises:
             ValueError: if `facts` belongs to another kind of training or to another kind of random generator.

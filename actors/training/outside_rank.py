@@ -56,11 +56,13 @@ class OutsideRank:
         raise NotImplementedError
 
     def close(self, give_up: bool = False) -> None:
-        """Unregister the rank, so that the run can no longer be forked. Does nothing in a child process of `os.fork`.
+        """Unregister the rank, so that the run can no longer be forked.
+
+        In a child process that `os.fork` created, this method does nothing.
 
         Args:
-            give_up: Whether to abort a fork in progress. By default, `close` first waits until a captured state has
-                been sent or the timeout of the fork expires.
+            give_up: Whether to abort a fork of the run immediately. By default, if the fork has already captured the
+                state, `close` first waits until the state has been sent or the timeout of the fork expires.
         """
         if self._mailbox.opened.inherited:
             return
@@ -102,7 +104,8 @@ class OutsideRank:
         The step must not have begun. If no step is in progress, the last completed step is also allowed.
 
         Raises:
-            ForkError: if the step is not allowed, another fork is in progress, or the order has another run or tensors.
+            ForkError: if the step is not allowed, if another fork is in progress, or if the run, the number of ranks or
+                the tensors in `order` differ from those of this rank.
         """
         self._fork_hooks.arm(order, step)
 

@@ -76,18 +76,19 @@ class RankReport:
     forward_order: tuple[str, ...]
     """Names of the tensors, in the order in which a forward pass reads the tensors."""
     backend: str | None
-    """Back end for collective communication: "shared", "gloo" or "nccl". None for one rank or if `own_loop` is true."""
+    """Back end for collective communication: "shared", "gloo" or "nccl". None if `size` is 1 or `own_loop` is true."""
     node: str
     """Id of the node that the rank runs on."""
     pid: int
     """Process id of the rank."""
     saved: ModelRef | None = None
-    """The version saved or restored last, which becomes the parent of the next version. For clones, see `fork`."""
+    """The version that the rank saved or restored last, or None. This version becomes the parent of the next version
+    that the rank saves. For the value in a new clone, see the function `fork`."""
     fork: str | None = None
     """Id of the fork in progress. None if no fork is in progress."""
     own_loop: bool = False
-    """Whether the rank has its own training loop, with `ForkableRank` or `ForkCallback`. If true, `training` is false
-    between two steps."""
+    """Whether the rank runs the user's own training loop, with `ForkableRank` or `ForkCallback`. If true, `training` is
+    false between two steps."""
 
 
 def steps_ahead(reports: Sequence[RankReport], seconds: float, least: int = LEAST_AHEAD) -> int:

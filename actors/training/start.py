@@ -49,7 +49,8 @@ def start_trainers(
         count: Number of ranks.
         name: Name of the run. Defaults to a generated name.
         options: Options that `build` receives in `RankContext.options`, such as learning rate, seed and data set.
-        backend: Back end for collective communication: "auto", "shared", "gloo" or "nccl", as in `connect`.
+        backend: Back end for collective communication: "auto", "shared", "gloo" or "nccl", as in
+            `tensorvine.actors.collective.connect`.
         repository: Repository that the run saves versions to, or the name of that repository. If None, the run
             cannot save versions.
         nodes: Ids of the nodes to place the ranks on, in round-robin order. None means any node.

@@ -90,7 +90,7 @@ class Trainers(list[Actor]):
             ValueError: if `steps` is invalid, or the ranks are already training.
             PeerLostError: if a rank died or disconnected. The message names the rank.
             OperationTimeoutError: if the steps do not end within `timeout` seconds (the ranks then continue to train),
-                or a rank waits too long for another rank in a step.
+                or a rank waits for another rank in a step longer than the timeout with which the ranks were started.
             Exception: any error that a training step raises.
         """
         self.train_async(steps)
@@ -103,7 +103,8 @@ class Trainers(list[Actor]):
 
         Args:
             steps: Number of steps, at least 1.
-            fork: Id of the fork whose state the clones train from. None means the current state of the ranks.
+            fork: Id of the fork that created these ranks, if the fork is still in progress. The ranks then begin with
+                the forked state. None means the current state of the ranks.
 
         Returns:
             One pending result per rank. `results` waits for all of them.
@@ -167,10 +168,10 @@ class Trainers(list[Actor]):
         metadata: Mapping[str, object] | None = None,
         timeout: float = 600.0,
     ) -> Saved:
-        """Save the whole training state of rank 0 between two steps: model, optimizer, counters and random state.
+        """Save the training state of rank 0 (model, optimizer, counters and random state) between two steps.
 
         The parent of the new version is the version that this run saved or restored last. For the first version of a
-        clone, see `fork`.
+        clone, see the function `fork`.
 
         Args:
             name: Name of the model.
@@ -188,10 +189,10 @@ class Trainers(list[Actor]):
         return self._rank(0).call(TrainerCalls.save(name, quality, metadata), timeout)
 
     def restore_from(self, model: Model, timeout: float = 600.0) -> None:
-        """Restore a version that `save` created, on all ranks after the same step. All ranks get the same state.
+        """Restore a version created by `save`. All ranks restore the same state, after the same step.
 
         Args:
-            model: The version to restore, from this run or another run.
+            model: The version to restore, saved by this run or by another run.
             timeout: Seconds to wait for the end of the current step and of the restore.
 
         Raises:
@@ -206,7 +207,7 @@ class Trainers(list[Actor]):
     # ---- life -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the ranks, even during a step. Does nothing if already stopped, or in a forked child process."""
+        """Stop the ranks, even during a step. A second call, or a call in a forked child process, does nothing."""
         if not self._actor_names or self._opened.inherited:
             return
         try:
@@ -216,7 +217,7 @@ class Trainers(list[Actor]):
         self.kill()
 
     def kill(self) -> None:
-        """Kill the processes of the ranks. Does nothing in a forked child process."""
+        """Kill the processes of the ranks. A call in a forked child process does nothing."""
         if self._opened.inherited:
             return
         names, self._actor_names = self._actor_names, []

@@ -81,11 +81,11 @@ class Hooks(Protocol):
 
 
 class Training(Protocol):
-    """The interface of one rank of a forkable training run. Implement the interface for your own training code.
+    """The interface of one rank of a training run that can be forked. Implement it for your own training code.
 
-    Steps count from 1. Two ranks with the same state and the same data must compute the same next state, bit for bit.
-    Either let a batch depend only on the step, the rank and the number of ranks, or include the position in the data
-    set in `facts`.
+    Steps are numbered from 1. From the same state and the same data, two ranks must compute the same next state, bit
+    for bit. If a batch depends on more than the step, the rank and the number of ranks, the result of `facts` must
+    contain the position in the data set.
     """
 
     def step(self) -> float:
@@ -113,7 +113,7 @@ class Training(Protocol):
         """List the tensors of the training state, in the order in which a step updates the tensors.
 
         The order usually follows the backward pass. Tensors that a step does not pass to `Hooks.updated`, such as
-        counters, statistics and random states, come last.
+        counters, batch statistics and the states of random generators, come last.
         """
         ...
 
@@ -129,32 +129,35 @@ class Training(Protocol):
         ...
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state, such as the step count, as JSON-like values."""
+        """Return the non-tensor part of the training state, such as the step count.
+
+        The result is a mapping of strings to JSON values. NaN and infinity are also allowed.
+        """
         ...
 
     def memory(self, name: str) -> object:
-        """Return a contiguous buffer for the new value of a tensor. The caller writes the whole buffer.
+        """Return a contiguous buffer for the new value of a tensor. The caller fills the buffer and calls `filled`.
 
         If possible, return the memory of the tensor itself. Otherwise, `filled` must copy the buffer to the tensor.
         """
         ...
 
     def filled(self, name: str) -> None:
-        """Set a tensor to the value that was written into the buffer from `memory`."""
+        """Set a tensor to the value in the buffer that `memory` returned."""
         ...
 
     def restore(self, facts: Facts) -> None:
-        """Restore the non-tensor part of the training state from the `facts` of another rank.
+        """Restore the non-tensor part of the training state from the `facts` of another rank or of a saved version.
 
         `memory` and `filled` can be called before and after this call.
         """
         ...
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` for each tensor before the step first reads the tensor.
+        """Make the next step call `wait(name)` for each tensor, before the step reads this tensor for the first time.
 
-        With None, the step does not wait. An implementation that cannot detect reads must call `wait` for all tensors
-        when the step begins.
+        `wait` returns when the tensor has been received. If `wait` is None, the step makes no such calls. An
+        implementation that cannot detect reads must call `wait` for all tensors when the step begins.
         """
         ...
 

@@ -122,9 +122,10 @@ class Consumer(Remote):
             build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
                 twice. The engine sends the function to the actor. If the actor cannot import the function's module,
                 define the function in the main script or inside another function.
-            transport: Transport for fetching versions: "shared" (mapped memory, on one node), "socket", "object_store",
-                "gloo" and "nccl" (collective groups), or "files". "auto" means mapped memory if possible, else the
-                fastest transport according to measurements on the consumer's node.
+            transport: Transport for fetching versions: "shared" (mapped memory, only of shards on the consumer's node),
+                "socket", "object_store", "gloo" or "nccl" (collective groups), or "files" (the repository's path).
+                "auto" means mapped memory if possible, else the fastest transport according to measurements on the
+                consumer's node.
             node: Id of the node to run the actor on. None means any node.
             gpus: Number of GPUs to reserve for the actor. Can be a fraction of one GPU.
 
@@ -151,8 +152,8 @@ class Consumer(Remote):
         """Compute the model's outputs for a batch, with the newest version that the consumer has loaded.
 
         Args:
-            batch: Input of the model, passed to the model as one argument. For a torch module: an array, a tensor, or a
-                dict or tuple of arrays and tensors. All of them are moved to the module's device.
+            batch: Input of the model, passed to the model as one argument. For a torch module: an array, a tensor, a
+                nested list of numbers, or a dict or tuple of these. The input is moved to the module's device.
             timeout: Seconds to wait for the outputs, including the wait for the first version if none is loaded yet.
 
         Returns:
@@ -184,5 +185,5 @@ class Consumer(Remote):
         return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
-        """Return the status of the consumer: the version in use, the last deliveries and the counters."""
+        """Return the status of the consumer: the version in use, last deliveries, counters and refused versions."""
         return self._call(ConsumerCalls.status(), seconds_of(timeout))

@@ -60,7 +60,10 @@ class FitCallback(keras.callbacks.Callback):
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Extend the model's loss tracker to sum the losses of each execution, unless it is already extended."""
+        """Extend the model's loss tracker to also sum the losses of each execution (`steps_per_execution` batches).
+
+        A loss tracker that is already extended is not extended again.
+        """
         super().set_model(model)
         self._sums = _sums_of(model)
 
@@ -76,7 +79,7 @@ class FitCallback(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums of losses, which validation can have changed."""
+        """Reset the sums of the losses to 0. Validation can have added losses to the sums."""
         if self._sums is not None:
             self._sums.reset_state()
 

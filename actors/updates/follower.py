@@ -50,11 +50,12 @@ class Delivery:
     """Seconds from the notification until the bytes were received."""
     swap_s: float
     """Seconds from the end of the fetch until the consumer used the version for its answers. In this period, the
-    consumer checks the version, loads the tensors into the idle copy of the model, and swaps the two copies."""
+    consumer checks that the version fits the model, and loads the tensors into the inactive one of its two copies of
+    the model. It then activates this copy."""
     transport: str
-    """Transport that delivered most of the bytes, or "shared" if all bytes were mapped."""
+    """Transport that delivered most of the bytes that were not mapped. "shared" if all bytes were mapped."""
     nbytes: int
-    """Number of bytes that were received, or mapped if `transport` is "shared"."""
+    """Number of bytes that were received, not mapped. If `transport` is "shared", the number of mapped bytes."""
 
     @property
     def swapped_at(self) -> float:
@@ -75,7 +76,7 @@ class ConsumerStatus:
     skipped: int
     """Number of versions that were not fetched because a newer version existed."""
     refused: dict[ModelRef, str]
-    """The last 64 versions that did not fit the model and were refused: version -> reason."""
+    """Mapping of the last 64 refused versions to the reasons. A version is refused if it does not fit the model."""
 
 
 class Follower:

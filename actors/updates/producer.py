@@ -185,5 +185,5 @@ class Producer(Remote):
         return result
 
     def report(self, timeout: float = 30.0) -> PublishReport:
-        """Return the report of the updates made so far."""
+        """Return a report on the updates made so far."""
         return self._call(ProducerCalls.report(), seconds_of(timeout))

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One published version, with the costs of the update."""
+    """An update that a publisher has made: the published version, and the measured costs."""
 
     iteration: int
     """Number of the iteration after which the version was published."""
@@ -31,8 +31,8 @@ class Update:
     stall_s: float
     """Seconds for which the update blocked the training."""
     slowed_s: float
-    """Total slowdown, in seconds, of the training steps during the commit compared with other steps. Single values are
-    noisy and can be negative, so compare means over many updates."""
+    """Total extra time of the training steps during the commit, in seconds, relative to the median duration of steps
+    without an update in progress. A single value is noisy and can be negative: compare means over many updates."""
     commit_s: float
     """Seconds from the end of the stall until the version was committed."""
     bytes_written: int
@@ -46,18 +46,19 @@ class PublishReport:
     """The updates that a publisher has made so far, and the plan for further updates."""
 
     updates: tuple[Update, ...]
-    """The last 4,096 updates."""
+    """The latest updates, at most 4,096, oldest first."""
     failed: int
     """Number of failed updates. The log contains the reasons."""
     losses: tuple[tuple[int, float], ...]
-    """The last 65,536 losses, as pairs `(iteration, loss)`."""
+    """The latest losses, at most 65,536, as pairs `(iteration, loss)`, oldest first."""
     schedule: Schedule | None
-    """The current plan, or the `Schedule` or iterations passed to the publisher. None before the first plan, or if the
-    publisher was created with an int or "epoch"."""
+    """The current plan. If the publisher was created with a `Schedule` or a collection of iterations, the plan consists
+    of these iterations. None before the first plan, or if the publisher was created with an int or "epoch"."""
     curve: Fitted | None
-    """The loss curve that the current plan is based on. None until a curve is fitted."""
+    """The latest loss curve that was fitted for a plan. None if no curve has been fitted."""
     costs: UpdateCosts | None
-    """The latest durations of iterations, updates and inferences. None before the first measurements."""
+    """Durations of iterations, updates and inferences: medians of the latest measurements. None until an iteration and
+    an update have been measured."""
 
     def __repr__(self) -> str:
         last = f", the last {self.updates[-1].ref}" if self.updates else ""

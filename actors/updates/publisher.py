@@ -80,7 +80,7 @@ class Publisher:
     Call `step` after each iteration. If an update is due, `step` publishes a version. By default, an update blocks the
     training for one memory copy only, and the version is committed in the background. If the previous update is still
     in progress, the new update is made at a later step. If an update fails, the failure is logged and counted, and the
-    training continues. Each plan is logged once, at level INFO of the logger `tensorvine`.
+    training continues. Each new plan (see `schedule`) is logged at level INFO of the logger `tensorvine`.
 
     Args:
         repo: The repository.
@@ -89,7 +89,8 @@ class Publisher:
 
             - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): the iterations of a plan. The
               plan is computed from the losses and the measured costs of updates. The first version is published at the
-              end of a warm-up. The plan may not include the final state: call `publish` to publish the final state.
+              end of a warm-up. A plan does not always include the last iteration: to publish the final state, call
+              `publish`.
             - a `PlanRequest`: the iterations of a plan that is computed with the options of the `PlanRequest`.
             - an int n: every nth iteration.
             - "epoch": the last iteration of each epoch. Call `expect(epoch=...)` before the first step.
@@ -319,7 +320,8 @@ class Publisher:
     def close(self) -> None:
         """Wait for the end of the last update, stop the background thread, and retire old versions as `keep` specifies.
 
-        Does nothing if the publisher is closed, or in a forked child process. If interrupted, call `close` again.
+        Does nothing if the publisher is already closed, or in a forked child process. If the call is interrupted, call
+        `close` again.
         """
         if self._opened.closed:
             return

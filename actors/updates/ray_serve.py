@@ -101,10 +101,10 @@ def serve_application(
     """Return a Ray Serve application that answers requests with the newest version of a model.
 
     The handle of the application has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP,
-    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": ...}`. The
-    batch is a nested list, or a JSON object that maps input names to nested lists. By default, integers become int64
-    and floating-point numbers become float32. The optional "dtype" is a NumPy dtype for all inputs, or a JSON object
-    that maps input names to dtypes.
+    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": "name@3"}`.
+    The batch is a nested list, or a JSON object that maps input names to nested lists. By default, integers become
+    int64 and floating-point numbers become float32. The optional "dtype" is a NumPy dtype for all inputs, or a JSON
+    object that maps input names to dtypes.
 
     Replicas load new versions while they answer requests. No redeployment is needed.
 

@@ -37,7 +37,10 @@ class RemoteCalls:
 
 
 class Remote:
-    """Base class of `Producer` and `Consumer`: handle to an actor that stops when the process that started it ends."""
+    """A handle to an actor: the base class of `Producer` and `Consumer`.
+
+    The actor stops when the process that started it ends.
+    """
 
     role: ClassVar[str]
     """Role of the actor: "producer" or "consumer"."""

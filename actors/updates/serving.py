@@ -83,7 +83,7 @@ class Serving:
         name: Name of the model, for error messages.
 
     Raises:
-        TypeError: if `build` returns an object of another type.
+        TypeError: if the object that `build` returns is not such a model.
 
     >>> class Scale:
     ...     def assign(self, tensors): self.by = tensors["by"]
@@ -106,13 +106,14 @@ class Serving:
 
     @property
     def ref(self) -> ModelRef | None:
-        """The version in use: requests are answered with this version. None before the first version."""
+        """The version in use, which answers requests. None before the first version."""
         return self._active.ref
 
     def take(self, ref: ModelRef, tensors: Mapping[str, np.ndarray], graph: ModelGraph) -> None:
         """Write a version to the inactive copy of the model, then activate this copy.
 
-        If the version does not fit the model, the previous version stays in use.
+        If the version does not fit the model, the previous version stays in use. A version for a `Servable` is checked
+        only by `Servable.assign`.
 
         Args:
             ref: Reference of the version.
@@ -121,8 +122,10 @@ class Serving:
 
         Raises:
             GraphError: if the architectures of the version and the model differ, or a layer rejects its state.
-            TensorNotFoundError: if the version lacks a tensor of the model, or has an additional tensor.
-            TensorMismatchError: if the shape or dtype of a tensor differs from that in the model.
+            TensorNotFoundError: if the version lacks a tensor of the model, or has a tensor that the model lacks.
+            TensorMismatchError: if a tensor has a shape or dtype that differs from the model's tensor of the same name,
+                or a torch module rejects the tensors.
+            Exception: any error that `Servable.assign` raises.
             OperationTimeoutError: if the inactive copy still processes earlier requests after 60 seconds.
         """
         with self._filling:
@@ -149,7 +152,7 @@ class Serving:
             return dict(self._refused)
 
     def refuse(self, ref: ModelRef, why: str) -> None:
-        """Record the reason why a version does not fit the model, for `refused` and the messages of timeout errors."""
+        """Record why a version does not fit the model. `refused` and timeout errors then contain the reason."""
         with self._changed:
             self._refused[ref] = why
             if len(self._refused) > KEPT_REFUSED:
@@ -161,7 +164,7 @@ class Serving:
         Args:
             batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, a nested list of
                 numbers, or a dict or tuple of these. The input is moved to the module's device.
-            timeout: Seconds to wait for the first version. Calls after the first version do not wait.
+            timeout: Seconds to wait for the first version. Once a version is in use, calls do not wait.
 
         Raises:
             OperationTimeoutError: if no version is available in time. If versions were refused, the message contains
@@ -217,7 +220,7 @@ class Serving:
         return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
-        """Stop the helper thread that copies tensors."""
+        """Stop the background thread that helps `take` copy tensors. Do not call `take` afterwards."""
         self._helper.shutdown()
 
 

@@ -20,7 +20,7 @@ def save_weights(repo: Repository, name: str, weights: object, *, timeout: float
         name: Name of the model.
         weights: A mapping of names to arrays, a list of arrays such as `model.get_weights()`, a Keras model, or a torch
             module. The name of an array in a list is its index with six digits, such as "000000".
-        timeout: Seconds to wait.
+        timeout: Seconds to wait for the save.
 
     Raises:
         TensorVineError: the errors of `Repository.save`.

@@ -132,7 +132,7 @@ def up(
 
     The repository runs on the Dask cluster of --scheduler or DASK_SCHEDULER_ADDRESS, or on the Ray cluster of --address
     or RAY_ADDRESS. Without these, the repository runs on Ray on this machine, and this command starts Ray if necessary.
-    The command never starts a Dask cluster. Versions on --path are restored.
+    The command never starts a Dask cluster. Versions that are stored at --path are restored.
     """
     from ...actors.client.repository import Repository
     from ...store.codecs.codec import from_spec
@@ -226,7 +226,7 @@ def down(
 ) -> None:
     """Write the pending versions of a repository to its path, then stop the repository.
 
-    If `tensorvine up` started Ray on this machine, and no other repository uses this Ray, the command also stops Ray.
+    If `tensorvine up` started Ray on this machine, and no other repository runs on Ray, the command also stops Ray.
     The command never stops a Dask cluster.
     """
     from ..nodes import machines, repositories

@@ -103,7 +103,7 @@ def ls(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the live versions: parent, creation time, quality, bytes written, total bytes and inherited share."""
+    """List the live versions, with parent, creation time, quality, bytes written, total bytes and inherited share."""
     with connected(name, address, scheduler) as repository:
         found = _infos(repository, prefix)
     if as_json:
@@ -125,7 +125,7 @@ def show(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the metadata and the layers of a version, and the versions that wrote each layer."""
+    """Show the metadata and the layers of a version. For each layer, show the versions that wrote its tensors."""
     with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)

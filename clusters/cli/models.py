@@ -64,8 +64,8 @@ def wait(
 ) -> None:
     """Wait for a version of a model, and print the newest version.
 
-    With NAME@VERSION, return when this version or a newer version exists. `m@1` accepts any version of m. With NAME,
-    wait for a version that is newer than all existing versions. After a timeout, the exit code is 1.
+    With NAME@VERSION, wait until this version or a newer version exists: NAME@1 waits for any version. With NAME, wait
+    for a version that is newer than all existing versions. After a timeout, the exit code is 1.
     """
     known, version = split_ref(model)
     with connected(name, address, scheduler) as repository:

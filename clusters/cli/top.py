@@ -59,7 +59,7 @@ def top(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the load of each shard of a repository until Ctrl-C: models, memory, requests, traffic and waiting requests.
+    """Show models, memory, requests, traffic and waiting requests of each shard until Ctrl-C is pressed.
 
     Requests are saves, loads and prefix queries. Traffic is the tensor bytes per second that a shard receives from
     saves, and that it sends to readers and other shards. Waiting requests wait for memory or for the disk. Unwritten

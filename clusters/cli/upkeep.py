@@ -33,8 +33,8 @@ def scale(
 ) -> None:
     """Change the number of shards while reads and writes continue. No data is lost.
 
-    Each step adds shards or drains one shard. After the timeout, a step that the planner has not yet decided is undone,
-    and a decided step is completed in the background.
+    The change is made in steps. Each step adds shards or drains one shard, and the planner records the new set of
+    shards. After the timeout, a recorded step is completed in the background, and an unrecorded step is undone.
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:

@@ -25,9 +25,10 @@ def verify(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check stored versions for damage: checksums in memory and on disk, owners of tensors, and unreadable files.
+    """Check stored versions for damage, in memory and on disk, and list files that cannot be read.
 
-    The exit code is 1 if a problem is found.
+    The command checks the manifest of each version, and the checksum and owner of each tensor. The owner must be the
+    version itself or an ancestor of the version. The exit code is 1 if a problem is found.
     """
     from rich.progress import track
 

@@ -68,24 +68,25 @@ class Relative:
     quality: float | None
     """Quality of this version.
 
-    None if this version was saved without a quality. Also None if this version is retired, and its quality was lost
-    when a shard died.
+    None if this version was saved without a quality, or if this version is retired and its quality was lost (see
+    `Repository.qualities`).
     """
     created: datetime | None
     """Time of the save, in UTC. None if this version is retired."""
     bytes_owned: int | None
-    """Bytes of the tensors that this version wrote itself. None if this version is retired."""
+    """Bytes of the tensors that were written by the save of this version. None if this version is retired."""
     bytes_total: int | None
     """Bytes of all tensors of this version. None if this version is retired."""
     layers: tuple[str, ...] = ()
-    """Layers of the reported version that contain tensors written by this version, from input to output.
+    """Names of the layers of the reported version that contain tensors written by this version, from input to output.
 
-    For a descendant: layers of this version that contain tensors written by the reported version.
+    For a descendant, the names of its layers that contain tensors written by the reported version. If a tensor belongs
+    to no layer, the name of the tensor is listed. Empty for a retired descendant.
     """
     tensors: int = 0
     """Number of tensors of the reported version that were written by this version.
 
-    For a descendant: number of tensors of this version that were written by the reported version.
+    For a descendant, the number of its tensors that were written by the reported version. 0 for a retired descendant.
     """
 
 
@@ -115,16 +116,20 @@ class Lineage:
     ancestors: tuple[Relative, ...]
     """All ancestors of the reported version, starting with the root, followed by the reported version itself."""
     descendants: tuple[Relative, ...]
-    """The nearest live descendants of the reported version and the retired versions in between, parents first."""
-    writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
-    """For each layer of the reported version, the version that wrote most of the layer's tensors.
+    """The nearest live descendants, and the retired versions between them and the reported version.
 
-    The layers are in order from input to output. Layers without tensors are left out.
+    Parents precede their children.
+    """
+    writers: Mapping[str, ModelRef] = field(default_factory=dict[str, ModelRef])
+    """Mapping of the reported version's layer names to the version that wrote the most tensors of the layer.
+
+    The layers are in order from input to output. Layers without tensors are left out. If a tensor belongs to no layer,
+    the name of the tensor is a key.
     """
     tensors: int = 0
     """Number of tensors of the reported version."""
     unfollowed: int = 0
-    """Number of live descendants that `descendants` does not include."""
+    """Number of live descendants that are not in `descendants`."""
 
     @property
     def model(self) -> Relative:
@@ -140,6 +145,7 @@ class Lineage:
         """Return a shortened form of `ancestors`, from the root to the reported version.
 
         Three or more consecutive ancestors that wrote no tensors of the reported version are combined into one `Gap`.
+        The root is never part of a `Gap`.
         """
         steps: list[Relative | Gap] = []
         idle: list[Relative] = []
@@ -157,7 +163,7 @@ class Lineage:
         return [relative for relative in self.descendants if relative.parent == ref]
 
     def as_dict(self) -> dict[str, Json]:
-        """Return the report as a dictionary of JSON values."""
+        """Return the report as a dictionary that can be written as JSON."""
         return {
             "model": str(self.ref),
             "tensors": self.tensors,
@@ -173,10 +179,10 @@ def lineage_of(repository: Answers, model: Model) -> Lineage:
 
     Args:
         repository: A connected `Repository`.
-        model: A live version: a reference, `"name@3"`, or `"name"` for the latest live version.
+        model: A live version, as a `ModelRef`, `"name@3"`, or `"name"` for the latest live version.
 
     Returns:
-        A report with all ancestors and the nearest descendants. At most 60 live descendants are included.
+        A report with all ancestors and the nearest descendants, among them at most 60 live descendants.
 
     Raises:
         ModelNotFoundError: if the version does not exist or is retired.

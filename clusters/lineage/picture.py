@@ -112,8 +112,9 @@ def check_picture(path: Path) -> None:
 def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
     """Draw a lineage, and write the picture to a file.
 
-    The rows show the versions, with the root at the top. Below the rows, a bar shows the layers of the reported
-    version. The colour of a layer shows which version wrote the layer. This function requires the extra `pictures`.
+    The rows show the versions, with the root at the top. Below the rows, a bar shows the layers of the version whose
+    lineage is drawn. The colour of a layer shows which version wrote the layer. This function requires the extra
+    `pictures`.
 
     Args:
         lineage: Result of `lineage_of`.
@@ -123,7 +124,8 @@ def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
         The path of the file.
 
     Raises:
-        StorageError: if `path` has another suffix, its directory does not exist, or the file cannot be written.
+        StorageError: if `path` does not have one of these suffixes, its directory does not exist, or the file cannot be
+            written.
         CodecUnavailableError: if matplotlib or networkx is not installed.
 
     >>> draw_lineage(lineage_of(repo, "best"), "best.svg")     # doctest: +SKIP

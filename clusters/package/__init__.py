@@ -1,7 +1,7 @@
-"""TensorVine: model repository and model delivery for fine-tuning, search, and training coupled to inference.
+"""TensorVine: model repository and model delivery for fine-tuning, architecture search and online updates.
 
-Names are imported on first use. In the source tree, this file is `clusters/package/__init__.py`, and the subpackages
-`store`, `planner`, `actors` and `clusters` of `tensorvine` are top-level folders.
+`Repository` is imported on first use. In the source tree, this file is `clusters/package/__init__.py`, and the
+subpackages `store`, `planner`, `actors` and `clusters` of `tensorvine` are top-level folders.
 """
 
 # its siblings are found where it is installed, not from this folder

@@ -62,9 +62,9 @@ class LossCurve:
     mse: float
     """Mean squared error of the curve over the losses that were used for the fit."""
     tail_mse: float | None
-    """Mean squared error on the last fifth of the losses, predicted by a test fit of this form to the earlier losses.
+    """Mean squared error with which the form, fitted to the other losses only, predicts the last fifth of the losses.
 
-    None if `fit_loss_curve` made no test fit, because `choose` was "mse" or only one loss was finite.
+    None if `fit_loss_curve` made no such fit, because `choose` was "mse" or only one loss was finite.
     """
     used: int
     """Number of losses that were used for the fit."""
@@ -97,7 +97,7 @@ def fit_loss_curve(
 ) -> LossCurve:
     """Fit several forms to the losses of a training run, and return the best curve (Viper, section 4.3).
 
-    A form is a formula with parameters. Forms with more parameters than losses are skipped.
+    A form is a formula with parameters. A form with more parameters than losses to fit is skipped.
 
     Args:
         losses: Losses in any unit: numbers, or pairs (iteration, loss). Numbers are the losses of the iterations
@@ -106,11 +106,11 @@ def fit_loss_curve(
         start: Iteration of the first loss. Must be 0 if the losses are pairs.
         choose: Criterion for the best form. "tail" fits each form, and also the constant form "last1", to the losses
             without the last fifth. The form that predicts the last fifth best is then fitted again to all losses. "mse"
-            chooses the form with the least mean squared error over all losses, as Viper does.
+            chooses the form with the smallest mean squared error over all losses, as Viper does.
 
     Raises:
-        ValueError: if there are no losses, fewer than half of them are finite, the iterations do not increase, a form
-            or `choose` is unknown, or, with "mse", no form fits.
+        ValueError: if there are no losses, fewer than half of the losses are finite, the iterations do not increase,
+            `start` is not 0 for pairs, a form or `choose` is unknown, or `choose` is "mse" and no form fits.
 
     >>> losses = [3 * 0.9**i + 1 for i in range(30)]
     >>> fit_loss_curve(losses, choose="mse").form, fit_loss_curve([1.0]).form, fit_loss_curve([0.7] * 30).form

@@ -36,13 +36,19 @@ class LossForm:
     name: str
     """Name of the form. Use different names for forms that are compared with each other."""
     parameters: tuple[str, ...]
-    """Names of the parameters, in the order of the arguments of `function` after x."""
+    """Names of the parameters, in the order in which `function` takes them after x."""
     function: Callable[..., Array]
     """The formula: a function of the float64 array x and the parameters that returns the losses as a float64 array."""
     guesses: Callable[[Array, Array], ArrayLike]
-    """Function of x and the losses. Returns starting points of the fit: an array of shape (guesses, parameters)."""
+    """Function that takes x and the losses, and returns starting points for the fit.
+
+    The result has one row per starting point and one column per parameter.
+    """
     bounds: Callable[[Array, Array], Bounds]
-    """Function of x and the losses. Returns the lower and upper bounds of the parameters. Infinity means no bound."""
+    """Function that takes x and the losses, and returns the lower bounds and the upper bounds of the parameters.
+
+    Infinity means no bound.
+    """
     positive: frozenset[str] = frozenset()
     """Names of the parameters that must be positive. The logarithms of these parameters are fitted."""
     first: int = 0

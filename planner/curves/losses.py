@@ -68,7 +68,8 @@ def cumulative_inference_loss(
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
         start: Iteration of the version that is in use until the first checkpoint arrives.
-        inferences: Total number of consecutive inferences, including the inferences with the version of `start`.
+        inferences: Total number of consecutive inferences, including the inferences with the version of iteration
+            `start`.
         floor: Whether to round down the number of inferences with each version except the last, as Algorithm 1 does.
             By default, these numbers can be fractions.
 

@@ -49,9 +49,10 @@ def optimal_schedule(
         start: Iteration of the version that is in use at the beginning.
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
-        price: Cost of a checkpoint in addition to its stall, in the unit of the predicted loss.
+        price: Cost per checkpoint, in the unit of the predicted loss. The cost is added to the sum that is minimized.
+            The effect of stalls on the sum is always included.
         most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the price
-            is increased until the best schedule has at most `most` checkpoints.
+            is increased until the best schedule at this price has at most `most` checkpoints.
 
     Returns:
         The schedule. Its `predicted_loss` does not include the price of the checkpoints.
@@ -86,9 +87,9 @@ def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
         inferences: Total number of inferences, including the inferences with the version of `start`.
 
     Returns:
-        At most 32 schedules, ordered by their number of checkpoints, from zero to the optimal number. Each
-        schedule has a lower predicted loss than the previous schedule. No other schedule with the same number of
-        checkpoints has a lower predicted loss.
+        At most 32 schedules, ordered by their number of checkpoints. The first schedule has no checkpoints. The last
+        schedule has as many checkpoints as the result of `optimal_schedule`. Each schedule has a lower predicted loss
+        than the previous schedule. No other schedule with the same number of checkpoints has a lower predicted loss.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.

@@ -44,7 +44,7 @@ class PlanRequest:
     slowdown: float | None = 0.02
     """Maximum share of the training time spent in checkpoint stalls, for method "optimal". None means no limit."""
     forms: tuple[str | LossForm, ...] = tuple(FORMS)
-    """Forms of loss curves that are fitted to the losses: names, such as "exp3", or `LossForm` objects."""
+    """Forms of loss curves to fit to the observed losses: names, such as "exp3", or `LossForm` objects."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -32,14 +32,14 @@ NO_STALL = 1e-12
 
 
 def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return the fixed-interval schedule with the least predicted loss (Viper, Algorithm 2).
+    """Return the schedule with a fixed interval that has the lowest predicted loss (Viper, Algorithm 2).
 
-    Unlike in Viper, the predicted number of inferences with each version can be a fraction.
+    Unlike in Viper, the predicted number of inferences with a version can be a fraction.
 
     Args:
         curve: Function from an iteration to its loss.
         costs: Durations of training, updates and inference.
-        start: Iteration of the version that is in use at the beginning.
+        start: Iteration of the version that is in use until the first checkpoint arrives.
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
 
@@ -78,12 +78,13 @@ def greedy_schedule(
 
     Args:
         curve: Function from an iteration to its loss.
-        costs: Durations, used to predict the loss and to omit checkpoints that would arrive after the last inference.
-        start: Iteration of the version that is in use at the beginning.
+        costs: Durations of training, updates and inference. Used to predict the loss, and to omit checkpoints that
+            would arrive after the last inference.
+        start: Iteration of the version that is in use until the first checkpoint arrives.
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
-        threshold: Threshold for the decrease of the loss since the last checkpoint. `greedy_threshold` returns the
-            threshold that Viper uses.
+        threshold: A checkpoint is taken when the loss has fallen by more than this value since the last checkpoint, or
+            since `start` if there is no checkpoint yet. `greedy_threshold` returns the threshold that Viper uses.
 
     Raises:
         ValueError: if `threshold` or `inferences` is negative or not finite, `stop` is not after `start`, or a loss is
@@ -112,7 +113,7 @@ def greedy_threshold(losses: Sequence[float]) -> float:
     The threshold is the mean plus the standard deviation of the absolute differences between consecutive losses.
 
     Args:
-        losses: At least two losses, from consecutive iterations of the warm-up.
+        losses: At least two losses, from consecutive iterations. Viper uses the losses of the warm-up.
 
     Raises:
         ValueError: if there are fewer than two losses, or a loss is not finite.
@@ -135,11 +136,12 @@ def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
     Args:
         curve: Function from an iteration to its loss.
-        costs: Durations, used to predict the loss and to omit checkpoints that would arrive after the last inference.
-        start: Iteration of the version that is in use at the beginning.
+        costs: Durations of training, updates and inference. Used to predict the loss, and to omit checkpoints that
+            would arrive after the last inference.
+        start: Iteration of the version that is in use until the first checkpoint arrives.
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
-        epoch: Number of iterations per epoch. An epoch ends after each iteration that is a multiple of `epoch`.
+        epoch: Number of iterations per epoch. An epoch ends after each iteration whose number is a multiple of `epoch`.
 
     Raises:
         ValueError: if `epoch` is less than 1, `stop` is not after `start`, `inferences` is negative or not finite, or a
@@ -156,19 +158,20 @@ def epoch_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
 
 def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return a nearly optimal schedule for a smooth loss curve, computed quickly by a closed-form formula.
+    """Return a nearly optimal schedule for a smooth loss curve, computed with a fast closed-form formula.
 
     Near iteration x, the checkpoint interval is `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations. In this formula,
     `l` is the loss curve, `t` is the duration of an iteration, `t_p` is the duration of a stall, and `e` is the last
     iteration whose checkpoint can arrive before the last inference. Like the checkpoint interval of Young and Daly, the
-    formula balances two costs: long intervals keep old versions in use, and each stall delays all later improvements.
-    The reciprocal of the interval is summed over the iterations. A checkpoint is taken each time the sum has grown by
-    one. `optimal_schedule` returns the exact optimum for any curve.
+    formula balances two costs: a long interval keeps old versions in use for longer, and each stall delays all later
+    versions. The reciprocal of the interval is summed over the iterations. A checkpoint is taken each time the sum has
+    grown by one. `optimal_schedule` returns the exact optimum for any curve.
 
     Args:
-        curve: Function from an iteration to its loss. Only iterations with a new lowest loss are considered.
+        curve: Function from an iteration to its loss. A checkpoint is taken only after an iteration whose loss is lower
+            than the losses of all earlier iterations.
         costs: Durations of training, updates and inference.
-        start: Iteration of the version that is in use at the beginning.
+        start: Iteration of the version that is in use until the first checkpoint arrives.
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
 

@@ -153,7 +153,7 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Record that the version of an iteration was published. The plan need not contain the iteration."""
+        """Record that the version saved after an iteration was published. The plan need not contain the iteration."""
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:
@@ -182,10 +182,11 @@ class Stream:
 
     @property
     def costs(self) -> UpdateCosts | None:
-        """The durations of training, updates and inference. Each duration is the median of its last 16 measurements.
+        """The measured durations of training, updates and inference.
 
-        None before an iteration and a stall have been measured. Before a delivery has been measured, the stall duration
-        is used. Before an inference has been measured, the iteration duration is used.
+        Each duration is the median of its last 16 measurements. `costs` is None until an iteration and a stall have
+        been measured. Until a delivery has been measured, the delivery duration is set to the stall duration. Until an
+        inference has been measured, the inference duration is set to the iteration duration.
         """
         took = {name: median(seconds) for name, seconds in self._took.items() if seconds}
         if "iteration" not in took or "stall" not in took:
@@ -196,8 +197,9 @@ class Stream:
     def wants_plan(self, now: int) -> bool:
         """Return whether the caller should call `plan` to make a new plan.
 
-        A new plan is needed after the warm-up, when the durations are first known, when the number of losses has
-        doubled, at the end of the current plan, and when durations or losses no longer match the current plan.
+        A new plan is needed after the warm-up, when `costs` is first available, when the number of losses has doubled
+        since the current plan was made, at the end of the current plan, and when durations or losses no longer match
+        the current plan.
 
         Args:
             now: The last finished iteration.

@@ -146,8 +146,8 @@ class TransferSelector:
     def choose(self, transports: Sequence[str], nbytes: int) -> str:
         """Return the transport with the shortest predicted transfer time among transports that did not fail recently.
 
-        If all transports failed recently, the transport whose avoidance ends first is returned. If several transports
-        have the same predicted time, the first transport is returned.
+        If all transports failed recently, the transport whose avoidance (see `failed`) ends first is returned. Of
+        several transports with the same predicted time, the first one in `transports` is returned.
 
         Args:
             transports: Names of the available transports, in order of preference.

@@ -52,7 +52,7 @@ class Encoded:
     shape: tuple[int, ...]
     """Shape of the tensor."""
     data: Bytes
-    """The encoded bytes, a one-dimensional uint8 array. Without stages, `data` can be a view of the tensor's memory."""
+    """The encoded bytes as a 1-D uint8 array. If no stage was applied, `data` can be a view of the original tensor."""
     error: float = 0.0
     """Largest absolute difference between an original element and the decoded element. 0 for lossless encoding."""
 
@@ -82,7 +82,7 @@ class Packer(ABC):
 
     __slots__ = ()
     shrinks: ClassVar[bool] = False
-    """Whether the stage compresses. If compression saves no bytes, all byte stages of the codec are skipped."""
+    """Whether the stage compresses. If compression would save no bytes, the codec skips all its `Packer` stages."""
     expansion: ClassVar[int] = 1
     """Maximum number of decoded bytes per encoded byte."""
 

@@ -92,12 +92,12 @@ class Codec(ABC):
         """Encode a tensor.
 
         Args:
-            array: Tensor of numbers or booleans, of any shape and supported framework. It need not be contiguous.
+            array: Tensor of numbers or booleans, in any shape, from any supported framework, contiguous or not.
             base: The same tensor of the parent version, with equal dtype and shape, or None. Only `Delta` uses `base`.
 
         Raises:
-            CodecError: if `base` and `array` differ in dtype or shape.
-            CodecUnavailableError: if the package of a stage is not installed.
+            CodecError: if the codec contains `Delta`, and `base` and `array` differ in dtype or shape.
+            CodecUnavailableError: if a stage needs a package that is not installed.
             TensorMismatchError: if `array` or `base` is not an array of numbers or booleans.
         """
         head, tail = split(self.stages)
@@ -111,8 +111,9 @@ class Codec(ABC):
             base: The `base` that was passed to `encode`. Required if `encoded.codec` contains a delta stage.
 
         Raises:
-            CodecError: if `encoded.codec` has other stages, or if `base` is missing or has the wrong dtype or shape.
-            CodecUnavailableError: if the package of a stage is not installed.
+            CodecError: if `encoded.codec` contains a stage that this codec does not have, or the stages in a different
+                order; or if `base` is missing or has the wrong dtype or shape.
+            CodecUnavailableError: if a stage needs a package that is not installed.
             CorruptDataError: if `encoded` is damaged.
         """
         _expect(encoded, Encoded, "decode: expected an Encoded, the result of encode")
@@ -125,7 +126,7 @@ class Codec(ABC):
 class Stage(Codec):
     """One step of a codec. A single stage is also a codec.
 
-    Each stage is a dataclass. A spec contains the name of the stage and the values of the fields, as in "zstd(3)".
+    Each stage is a dataclass. In a codec spec, it is written as its name and the values of its fields, as in "zstd(3)".
     """
 
     __slots__ = ()
@@ -169,11 +170,11 @@ class ByteStage(Stage, Packer):
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether the stage stores bytes uncompressed if each byte value makes up at most 1/128 of the bytes."""
+    """Whether the stage leaves nearly uniform data uncompressed (data in which no byte value exceeds a 1/128 share)."""
 
 
 class HeadStage(Stage):
-    """A codec stage that encodes a tensor instead of bytes. It must be the first stage of a codec."""
+    """A codec stage whose input is a tensor, not bytes. It must be the first stage of a codec."""
 
     __slots__ = ()
 
@@ -183,7 +184,7 @@ class HeadStage(Stage):
 
     @abstractmethod
     def decode_head(self, encoded: Encoded, base: object, tail: tuple[ByteStage, ...]) -> Array:
-        """Decode a tensor that `encode_head` encoded with the byte stages in `tail`."""
+        """Decode the result of `encode_head`. `tail` contains the byte stages in `encoded.codec`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

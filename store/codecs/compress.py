@@ -41,9 +41,10 @@ _GZIP = 16 + zlib.MAX_WBITS
 class Zstd(ByteStage):
     """Zstandard compression (RFC 8878). Requires the package `zstandard`.
 
-    Levels 1 to 3 are tuned for weights: they match only repeats of 7 bytes or more, with a hash table of 2^(5 + level)
-    entries. Weights contain few repeats, and a reference to a short repeat takes more space than the repeated bytes.
-    This tuning is faster and compresses weights better than Zstandard's defaults. Levels 4 and above use the defaults.
+    Levels 1 to 3 are tuned for weights: the compressor replaces only repeats of at least 7 bytes by references, and its
+    hash table has 2^(5 + level) entries. Weights contain few repeats, and a reference to a short repeat takes more
+    space than the repeated bytes. For weights, this tuning is faster and produces smaller output than Zstandard's
+    default parameters. Levels 4 and above use the default parameters.
 
     Args:
         level: Compression level, from 1 (fastest) to 22 (smallest output).

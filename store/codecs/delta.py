@@ -55,7 +55,7 @@ class Delta(HeadStage):
     """A stage that encodes the bitwise difference between a tensor and the same tensor of the parent version.
 
     The tensor of the parent version is the argument `base` of `encode`. Without `base`, or if the encoded difference is
-    not smaller, the tensor itself is encoded.
+    not smaller than the encoded tensor, the tensor itself is encoded.
 
     >>> old = np.arange(10_000, dtype=np.float32)
     >>> new = old.copy()
@@ -71,7 +71,7 @@ class Delta(HeadStage):
     relative = True
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
-        """Encode the difference between a tensor and `base`, or the tensor itself if the difference is not smaller."""
+        """Encode the difference between a tensor and `base`, or the tensor itself, whichever result is smaller."""
         if base is None:
             return encode_plain(array, tail)
         tensor = as_numpy(array, "tensor to encode")

@@ -21,10 +21,10 @@ from .codec import ByteStage
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(ByteStage):
-    """A lossless stage that stores the first bytes of all elements, then the second bytes, and so on.
+    """A lossless stage that stores the first byte of each element, then the second byte of each element, and so on.
 
-    Weights compress better in this order. The bytes are regrouped separately in each block of 131,072 elements. An
-    element is a number of the tensor or, after `Quantize`, a code. One-byte elements are not changed.
+    Weights compress better in this order. Each block of 131,072 elements is regrouped separately. The elements are the
+    values of the tensor. After `Quantize`, the elements are the quantized values. One-byte elements are not changed.
 
     >>> encoded = Shuffle().encode(np.array([0x0102, 0x0304], np.uint16))
     >>> encoded.data.tolist(), Shuffle().decode(encoded).tolist() == [0x0102, 0x0304]

@@ -50,9 +50,9 @@ class Layer:
     config: Mapping[str, Any]
     """The operation and its settings as JSON values, without the layer's name and trainable flag."""
     inputs: tuple[str, ...] = ()
-    """Names of the layers that provide the inputs of this layer, in order. Empty for an input of the model."""
+    """Names of the layers that provide the inputs of this layer, in order. Empty if the layer is an input layer."""
     tensors: tuple[str, ...] = ()
-    """Names of the layer's tensors, in the framework's order."""
+    """Names of the layer's tensors, in the order in which the framework (Keras or PyTorch) lists them."""
 
     def __init__(
         self, name: str, config: Mapping[str, object], inputs: Iterable[str] = (), tensors: Iterable[str] = ()
@@ -79,7 +79,7 @@ class ModelGraph:
         layers: The layers, in any order.
 
     Raises:
-        GraphError: if two layers have the same name, an input is not a layer of the graph, or there is a cycle. The
+        GraphError: if two layers have the same name, an input of a layer is not in the graph, or there is a cycle. The
             message names the layers.
 
     >>> graph = ModelGraph([
@@ -99,7 +99,10 @@ class ModelGraph:
         object.__setattr__(self, "layers", _topological(tuple(layers)))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both graphs have equal layers with equal names. The order of the layers does not matter."""
+        """Return whether both graphs have the same layers: equal names, configs, inputs and tensor names.
+
+        The order in which the layers were given does not matter.
+        """
         if not isinstance(other, ModelGraph):
             return NotImplemented
         return self.by_name == other.by_name
@@ -120,7 +123,10 @@ class ModelGraph:
 
     @cached_property
     def fingerprints(self) -> Mapping[str, bytes]:
-        """The 16-byte fingerprint of each layer, by name: a hash of the config and the inputs (DStore, Algorithm 1)."""
+        """The 16-byte fingerprint of each layer, by name (DStore, Algorithm 1).
+
+        The fingerprint is a hash of the layer's config and of the fingerprints of its inputs, in order.
+        """
         prints: dict[str, bytes] = {}
         for layer in self.layers:
             prints[layer.name] = _fingerprint(layer, self.canonical_configs[layer.name], prints)
@@ -133,7 +139,7 @@ class ModelGraph:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The 16-byte fingerprint of the graph, independent of names and of the order of the layers."""
+        """The 16-byte fingerprint of the graph. Names and the order of the layers do not change the fingerprint."""
         return blake2b(b"".join(sorted(self.fingerprints.values())), digest_size=FINGERPRINT_BYTES).digest()
 
     @cached_property
@@ -144,7 +150,8 @@ class ModelGraph:
     def common_prefix(self, other: ModelGraph) -> dict[str, str]:
         """Return the longest common prefix of this graph and another graph (EvoStore, Algorithm 1).
 
-        The prefix contains each layer with a match. Two layers match if their configs are equal and their inputs match.
+        The prefix contains each layer of this graph that matches a layer of `other`. Two layers match if their configs
+        are equal and their inputs match, in order.
 
         Args:
             other: The other graph.
@@ -168,7 +175,7 @@ class ModelGraph:
         """Create a graph from the output of `to_json`.
 
         Raises:
-            GraphError: if `text` is not output of `to_json`, or if the graph is invalid or would need too much memory.
+            GraphError: if `text` is not the output of `to_json`, or the graph is invalid or would need too much memory.
         """
         try:
             found = jsontext.mapping(text, "graph as JSON", believed(len(text)))

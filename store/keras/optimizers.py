@@ -45,8 +45,9 @@ def assign_optimizer(model: keras.Model, tensors: Mapping[str, object]) -> None:
     are checked before the first is written.
 
     Raises:
-        TensorNotFoundError: if the model is not compiled, or its optimizer has no variable with one of the names.
-        TensorMismatchError: if a shape or dtype differs from that of the optimizer's variable.
+        TensorNotFoundError: if `tensors` contains a name that no variable of the model's optimizer has, or if the model
+            is not compiled.
+        TensorMismatchError: if a tensor differs in shape or dtype from the optimizer variable of the same name.
     """
     for variable, array in checked_optimizer(model, tensors):
         variable.assign(array)
@@ -83,14 +84,14 @@ def checked_optimizer(
 
 
 def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
-    """Return the variables of a model's optimizer, by name, and the weights to which they belong.
+    """Return the variables of a model's optimizer by name, each with the name of the weight to which it belongs.
 
     A slot is a variable that belongs to one weight, such as the momentum of a kernel. The name of a slot contains the
     name of the weight.
 
     Args:
         model: A built model.
-        numbered: Whether to use the weight names of `weights_of` or, if false, of `weights_in_call_order`.
+        numbered: True uses the weight names of `weights_of`. False uses the names of `weights_in_call_order`.
 
     Returns:
         A mapping from variable names to pairs. The first item of a pair is the variable. The second item is the name of

@@ -56,18 +56,19 @@ def recipe_of(model: keras.Model) -> str:
 def build(recipe: str, custom_objects: Mapping[str, object] | None = None, *, compiled: bool = True) -> keras.Model:
     """Build a model from a recipe, with the architecture, names and trainable flags of the original model.
 
-    The weights have initial values. Use `assign` to set other values. Recipes that contain Python code (Lambda layers)
-    are rejected unless the process called `keras.config.enable_unsafe_deserialization()`.
+    The weights have initial values. Use `assign` to set saved values. Recipes that contain Python code (Lambda layers)
+    are rejected unless this process has called `keras.config.enable_unsafe_deserialization()`.
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Classes and functions that are not registered with Keras, by name. Objects of the active
-            `keras.saving.CustomObjectScope` do not need to be passed.
+        custom_objects: Mapping of names to classes and functions that are not registered with Keras. Objects of the
+            active `keras.saving.CustomObjectScope` do not need to be passed.
         compiled: Whether to compile the model. Ignored if the original model was not compiled.
 
     Raises:
-        GraphError: if the text is not a recipe, the recipe contains Python code, a class in the recipe is not available
-            in this process, or the recipe names a Keras function that does not operate on tensors.
+        GraphError: if the text is not a recipe, the recipe contains Python code that is not allowed, a class in the
+            recipe is not available in this process, or the recipe names a Keras function that does not operate on
+            tensors.
     """
     expected = "recipe: expected a text from recipe_of with classes that can be imported or are in custom_objects="
     with building(expected, _cause):
@@ -137,9 +138,12 @@ def _cause(exc: BaseException) -> str:
 
 
 def knowing(custom_objects: Mapping[str, object] | None) -> AbstractContextManager[object]:
-    """Return a context manager that registers classes and functions with Keras, by name.
+    """Return a context manager that registers classes and functions with Keras.
 
-    Objects of the surrounding `CustomObjectScope` stay registered.
+    Objects of a surrounding `keras.saving.CustomObjectScope` stay registered.
+
+    Args:
+        custom_objects: Mapping of names to classes and functions, or None.
     """
     held = cast("Mapping[str, object]", get_global_attribute("custom_objects_scope_dict", {}))
     return keras.saving.CustomObjectScope({**held, **(custom_objects or {})})

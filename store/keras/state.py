@@ -60,7 +60,8 @@ class ModelState:
         """Return the graph of the model, including the tensors of the layer state.
 
         Args:
-            kept: Names of the layer-state tensors. Other names are ignored. If None, the layers provide the names.
+            kept: Names of the layer-state tensors. Names of weights are ignored. If None, the current layer state of
+                the model determines the names.
         """
         return self._told.graph(kept)
 
@@ -97,7 +98,7 @@ class ModelState:
             graph: Graph of the version.
 
         Raises:
-            TensorMismatchError: if one tensor of the model corresponds to stored tensors with different values.
+            TensorMismatchError: if one tensor of the model corresponds to several stored tensors whose values differ.
         """
         mine = self.architecture
         if graph.fingerprint != mine.fingerprint:
@@ -137,8 +138,9 @@ class ModelState:
             strict: Whether to raise an error if a weight of the model is missing.
 
         Raises:
-            TensorNotFoundError: if `strict` is true, all names are known, and a weight of the model is missing.
-            TensorMismatchError: if one tensor of the model corresponds to stored tensors with different values.
+            TensorNotFoundError: if `strict` is true and a weight of the model is missing. Not raised if the version
+                contains unknown names.
+            TensorMismatchError: if one tensor of the model corresponds to several stored tensors whose values differ.
         """
         if not self._are_all(tensors):
             tensors = self.renamed(tensors, graph) or tensors
@@ -161,11 +163,13 @@ class ModelState:
     def checked(self, tensors: Mapping[str, object]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Check that all tensors fit the model, and return the weights and the layer state as two mappings.
 
+        Layer state can include files (Keras assets). Each file is a tensor whose name contains the path of the file.
+
         Raises:
-            TensorNotFoundError: if the model has no tensor with one of the names.
-            TensorMismatchError: if a shape or dtype differs from that of the weight, or a file of layer state is not a
-                1-D uint8 array.
-            CorruptDataError: if a name contains a file path that leads out of the layer's folder.
+            TensorNotFoundError: if `tensors` contains a name that no tensor of the model has.
+            TensorMismatchError: if a tensor differs in shape or dtype from the weight of the same name, or if the
+                content of a file is not a 1-D uint8 array.
+            CorruptDataError: if the path of a file leads out of the layer's folder.
         """
         kept = {name: array for keeper in self._keepers for name, array in keeper.checked(tensors).items()}
         return checked({name: a for name, a in tensors.items() if name not in kept}, self.expected), kept
@@ -173,16 +177,14 @@ class ModelState:
     def assign(self, tensors: Mapping[str, object], more: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
         """Set weights and layer state of the model. Tensors of the model that are not in `tensors` do not change.
 
-        All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
+        `tensors` is checked before anything is changed. If a layer then rejects its state, all changes are undone.
 
         Args:
             tensors: Weights and layer state, by name.
             more: Pairs of another variable and its new value, such as optimizer state. The values are not checked.
 
         Raises:
-            TensorNotFoundError: if the model has no tensor with one of the names.
-            TensorMismatchError: if a shape or dtype does not fit (see `checked`).
-            CorruptDataError: if a name contains a file path that leads out of the layer's folder.
+            TensorNotFoundError, TensorMismatchError, CorruptDataError: As in `checked`.
             GraphError: if a layer rejects its state.
         """
         arrays, kept = self.checked(tensors)
@@ -205,7 +207,7 @@ class ModelState:
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
         """Return a BLAKE2b hash (64 bytes) of layer state and of the weights from which layers derive state.
 
-        Returns empty bytes if there is nothing to hash.
+        The result is empty if there is neither layer state nor such a weight.
 
         Args:
             weights: Weights by name. Only weights from which layers derive state are hashed.
@@ -222,7 +224,8 @@ class ModelState:
     def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
         """Restore layer state after weights were assigned, and return whether any layer was restored.
 
-        A layer that derives state from an assigned weight is restored even if `kept` has no state for the layer.
+        If a layer derives state from an assigned weight, and `kept` has no state for the layer, the layer is restored
+        with its current state.
 
         Args:
             kept: Layer state from `checked`.

@@ -46,15 +46,17 @@ def tensors_of(model: keras.Model) -> dict[str, Array]:
 def assign(model: keras.Model, tensors: Mapping[str, object]) -> None:
     """Set weights and layer state of a model. Tensors of the model that are not in `tensors` do not change.
 
-    Layer state is data that layers keep outside their weights, such as a vocabulary. Names are those of `tensors_of`.
+    Names are those of `tensors_of`. Layer state is data that layers keep outside their weights, such as a vocabulary.
+    Layer state can include files (Keras assets). Each file is a tensor whose name contains the path of the file.
 
     All tensors are checked before the first is written. If a layer then rejects its state, all changes are undone.
 
     Raises:
-        TensorNotFoundError: if the model has no tensor with one of the names.
-        TensorMismatchError: if a shape or dtype differs from that of the weight.
+        TensorNotFoundError: if `tensors` contains a name that no tensor of the model has.
+        TensorMismatchError: if a tensor differs in shape or dtype from the weight of the same name, or if the content
+            of a file is not a 1-D uint8 array.
         GraphError: if the model is not built, or a layer rejects its state.
-        CorruptDataError: if a name contains a file path that leads out of the layer's folder.
+        CorruptDataError: if the path of a file leads out of the layer's folder.
     """
     ModelState(model).assign(tensors)
 
@@ -80,12 +82,13 @@ def fill(
         strict: Whether to raise an error if `tensors` lacks a weight of the model.
 
     Raises:
-        TensorNotFoundError: if the model or its optimizer has no tensor with one of the names, `tensors` lacks a weight
-            and `strict` is true, or `optimizer` is not empty and lacks a variable.
-        TensorMismatchError: if a shape or dtype differs from that of the weight or of the optimizer variable, or one
-            tensor of the model corresponds to stored tensors with different values.
+        TensorNotFoundError: if the model lacks a tensor of `tensors`, or its optimizer lacks a tensor of `optimizer`;
+            if `tensors` lacks a weight and `strict` is true; or if `optimizer` is not empty and lacks a variable.
+        TensorMismatchError: if a tensor differs in shape or dtype from its weight or optimizer variable, if one tensor
+            of the model corresponds to several stored tensors whose values differ, or if the content of a layer-state
+            file (a Keras asset) is not a 1-D uint8 array.
         GraphError: if the model is not built, or a layer rejects its state.
-        CorruptDataError: if a name contains a file path that leads out of the layer's folder.
+        CorruptDataError: if the path of a layer-state file leads out of the layer's folder.
     """
     state = ModelState(model)
     own = state.all_of(tensors, graph, strict=strict)

@@ -49,8 +49,8 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
     """Copy tensors into a module. Parameters and buffers that are not in `tensors` keep their values.
 
     All tensors are checked before the first is written. If an error is raised, the module keeps its previous values. If
-    the module has custom loading code (see `loads_itself`), `load_state_dict` sets the whole state. Tensors on the
-    device "meta" are replaced by tensors in CPU memory.
+    the module has custom loading code (see `loads_itself`), `load_state_dict` sets the whole state. Tensors of the
+    module that are on the device "meta" are replaced by tensors in CPU memory.
 
     Args:
         module: The module, or a wrapper such as `DistributedDataParallel`.
@@ -58,10 +58,10 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
         state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
-        TensorNotFoundError: if the module has no tensor with one of the names, or `tensors` lacks a tensor that is on
-            the device "meta".
-        TensorMismatchError: if a shape or dtype differs, tensors that share memory get different values, or
-            `load_state_dict` rejects the state.
+        TensorNotFoundError: if `tensors` contains a name that is not in the module's state, or lacks a tensor that the
+            module has on the device "meta".
+        TensorMismatchError: if a tensor differs in shape or dtype from the module's tensor of the same name, if tensors
+            that share memory get different values, or if `load_state_dict` rejects the state.
     """
     state = state if state is not None else State(module)
     given = {name: value for name, value in tensors.items() if base_of(name) is None}

@@ -76,7 +76,10 @@ def optimizer_tensors_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restoring:
-    """Checked state for an optimizer and a learning-rate schedule, from `restoring`. Call `apply` to set the state."""
+    """The state that `restoring` has checked against an optimizer and its learning-rate schedule.
+
+    Call `apply` to set the state.
+    """
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
@@ -171,15 +174,17 @@ def restoring(
 
     Args:
         module: The module with the parameters.
-        tensors: Arrays from `optimizer_tensors_of`. Other arrays are ignored.
+        tensors: Arrays that `optimizer_tensors_of` returned. Tensors of the module itself are ignored.
         optimizer: The optimizer to restore, or None.
         scheduler: The learning-rate schedule to restore, or None.
-        renamed: A mapping from stored parameter names to parameter names in the module. Equal names can be omitted.
+        renamed: A mapping from stored parameter names to parameter names in the module. Names that are the same in both
+            can be omitted.
 
     Raises:
-        TensorNotFoundError: if `tensors` lacks the state, or the module lacks a parameter.
-        TensorMismatchError: if the state belongs to an optimizer or schedule of another class, the parameter groups
-            differ, or a parameter is on the device "meta".
+        TensorNotFoundError: if `tensors` lacks the state of the optimizer or schedule, or the module lacks a parameter
+            that the state names.
+        TensorMismatchError: if the state belongs to a different class of optimizer or schedule, or to different
+            parameter groups, or if a parameter of the optimizer is on the device "meta".
         CorruptDataError: if the stored state is damaged.
     """
     state: dict[torch.Tensor, dict[str, object]] = {}

@@ -218,11 +218,12 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Classes and functions to use instead of imported ones, by name without the module path.
+        custom_objects: Mapping of names, without the module path, to classes and functions. They are used instead of
+            the imported classes and functions of the same names.
 
     Raises:
-        GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises, or the
-            built module differs from the saved module. The message names the class or the submodule.
+        GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises an
+            error, or the built module differs from the saved module. The message names the class or the submodule.
     """
     with building("recipe: expected a text from recipe_of"):
         content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])

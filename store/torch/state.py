@@ -40,8 +40,8 @@ class State:
         module: The module, or a wrapper such as `DistributedDataParallel`.
 
     Raises:
-        TensorMismatchError: if `state_dict()` raises, a lazy module was never called and so has no shapes, or a name
-            ends in ":json" or ":NUMBER".
+        TensorMismatchError: if `state_dict()` raises an exception, if a lazy module has no shapes yet because it was
+            never called, or if the name of a tensor or other value ends in ":json" or in ":" and a number.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -153,16 +153,17 @@ def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
 def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array]:
     """Return the parameters and persistent buffers of a module as read-only arrays, by their names in `state_dict()`.
 
-    On the CPU, plain tensors are not copied, so later in-place changes, such as an optimizer step, change the arrays.
-    Other values (extra state, quantised weights) are copied into arrays named `NAME:json`, `NAME:0` and so on.
+    Plain tensors on the CPU are not copied, so in-place changes, such as an optimizer step, also change the arrays.
+    Quantised tensors and non-tensor extra state are copied into arrays named `NAME:json`, `NAME:0` and so on.
 
     Args:
         module: The module, or a wrapper such as `DistributedDataParallel`.
         state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
-        TensorMismatchError: if a tensor is sparse, nested, distributed, lazy or on the device "meta", or if another
-            value is not made of numbers, strings, bytes, tensors, arrays and collections.
+        TensorMismatchError: if a tensor is sparse, nested, distributed, lazy or on the device "meta", or if extra state
+            contains an unsupported object. Supported are None, numbers, strings, bytes, tensors, arrays, dtypes and
+            devices, and lists, tuples, sets and dicts of these.
 
     >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
     {'weight': (2, 4), 'bias': (2,)}
@@ -182,9 +183,9 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
 
 
 def lacking(module: nn.Module, names: Collection[str]) -> list[str]:
-    """Return the names in the state of a module that `names` does not contain.
+    """Return the names of a module's state that are missing from `names`.
 
-    If a tensor has several names, `names` needs to contain only one of the names.
+    If a tensor has several names, one of them in `names` is enough.
     """
     state, given = State(module), {base_of(name) or name for name in names}
     known = {id(state.tensors[name]) for name in given & state.tensors.keys()}

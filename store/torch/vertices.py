@@ -49,7 +49,8 @@ _known = KnownGraphs()
 def graph_of(module: nn.Module) -> ModelGraph:
     """Return the graph of a module: its leaf modules, and the functions called between leaf modules.
 
-    The graph describes the forward pass in inference. Other threads can use the module, which is not changed.
+    The graph describes the forward pass in evaluation mode. The module is not changed, so other threads can use the
+    module at the same time.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).

@@ -34,7 +34,7 @@ class Candidate:
 
 
 class Retention(ABC):
-    """A policy that selects which versions of a model stay in memory.
+    """A policy that selects which versions of a model stay in memory after they are on disk.
 
     Combine policies with `|`: a version stays if at least one of the policies keeps it. Subclasses implement `keep`.
 
@@ -52,7 +52,7 @@ class Retention(ABC):
         """Return the references of the versions to keep in memory.
 
         Args:
-            versions: Live versions of one model, in any order, without versions that an earlier call did not keep.
+            versions: Live versions of one model, in any order. Versions that an earlier call did not keep are left out.
         """
 
     def __or__(self, other: Retention) -> Retention:

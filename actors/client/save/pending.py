@@ -29,12 +29,12 @@ class PendingSave:
     """A save that `Repository.save_async` started.
 
     `staged` waits until the caller can change the tensors. `committed` waits until the version is committed. If the
-    client or the shard dies before the commit, the shards discard the save.
+    client, or a shard that holds data of the save, dies before the commit, the version is not created.
 
     Args:
         name: Name of the model.
         deadline: Deadline of the save.
-        abort: Function that asks the shards to release the memory and pins of a save, and does not wait for answers.
+        abort: Function that asks the shards to release the memory and pins of a save, without waiting for answers.
     """
 
     def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
@@ -62,8 +62,8 @@ class PendingSave:
     def staged(self, timeout: float | None = None) -> None:
         """Wait until the tensors are copied, so that the caller can change them.
 
-        This method does not wait for the commit of the version. A timeout or another exception ends only the wait. The
-        save continues.
+        This method does not wait for the commit of the version. If the wait ends early, because of a timeout or an
+        exception such as `KeyboardInterrupt`, the save continues.
 
         Args:
             timeout: Seconds to wait. None waits until the save's own timeout.
@@ -80,7 +80,7 @@ class PendingSave:
     def committed(self, timeout: float | None = None) -> Saved:
         """Wait until the version is committed, and thus visible to all clients.
 
-        A timeout or another exception ends only the wait. The save continues.
+        If the wait ends early, because of a timeout or an exception such as `KeyboardInterrupt`, the save continues.
 
         Args:
             timeout: Seconds to wait. None waits until the save's own timeout.
@@ -103,7 +103,7 @@ class PendingSave:
         return self._ended.is_set()
 
     def give_up(self) -> None:
-        """Cancel the save, or wait until the save has ended if the commit has already begun."""
+        """Cancel the save. If the commit has already begun, wait until the save has ended instead."""
         with self._lock:
             self._given_up = True
             commits = self._commits
@@ -115,7 +115,11 @@ class PendingSave:
     # ---- for the thread that carries the save out -----------------------------------------------------
 
     def run(self, work: Callable[[], Saved]) -> None:
-        """Run the save in this thread, and store the result or error for `staged` and `committed`."""
+        """Run the save in this thread, and pass the result or error to the callers of `staged` and `committed`.
+
+        Args:
+            work: Function that performs the save.
+        """
         self._begun = True
         try:
             self._saved = work()

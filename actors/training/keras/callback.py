@@ -42,11 +42,12 @@ class FitHooks(keras.callbacks.Callback):
     Use the callback in a `with` block, or call `close` after use.
 
     Args:
-        model: A built model, compiled with an optimizer, `jit_compile=False` and `steps_per_execution=1`.
+        model: A built model that uses the TensorFlow backend and a single device. The model must be compiled with an
+            optimizer, `jit_compile=False` and `steps_per_execution=1`.
         steps_done: Number of steps trained before the first call of `fit` with this callback.
 
     Raises:
-        ValueError: if the model is compiled with other settings, does not run on TensorFlow, or uses several devices.
+        ValueError: if the model is not compiled in this way, has another backend, or uses several devices.
         GraphError: if the model has no weights yet because its input shape is unknown.
     """
 
@@ -69,11 +70,13 @@ class FitHooks(keras.callbacks.Callback):
         self._tells.hooks = hooks
 
     def set_model(self, model: keras.Model) -> None:
-        """Add the hooks to the train step of the model. In the first call of `fit`, Keras compiles the step again.
+        """Add the hooks to the train step of the model. Keras calls this method in `fit`.
+
+        In the first call of `fit` with this callback, Keras recompiles the train step.
 
         Raises:
-            ValueError: if `model` is not the model of this callback, or was compiled again with XLA or several steps
-                per execution.
+            ValueError: if `model` is not the model of this callback, or was recompiled with XLA or several steps per
+                execution.
         """
         if model is not self._fitted:
             raise ValueError(f"{self._where}: expected the model of this callback; found another one, {model.name!r}")
@@ -120,23 +123,25 @@ class FitHooks(keras.callbacks.Callback):
 class ForkCallback(OutsideRank, FitHooks):
     """A Keras callback that makes a training run with `model.fit` forkable.
 
-    Within the `with` block of the callback, any process of the cluster can find this rank with `find_trainers` and fork
-    the run with `fork`. The forked state includes the weights, the optimizer state and the random states, but not the
-    metrics and not the states of stateful recurrent layers. Each batch is one step. Steps are counted over all calls of
-    `fit` with the same callback.
+    Use the callback in a `with` block. During this block, any process of the cluster can find this rank with
+    `find_trainers` and fork the run with `fork`. The forked state contains the weights, the optimizer state, and the
+    random states of the layers, Python and NumPy. It does not contain the metrics or the states of stateful recurrent
+    layers. Each batch is one step. Steps are counted over all calls of `fit` with the same callback.
 
     Args:
-        run: Name of the run, unique among all running runs.
-        model: A built model on TensorFlow and one device, compiled with an optimizer, `jit_compile=False` and
-            `steps_per_execution=1`. The optimizer can be a wrapper that averages the gradients over the ranks.
-        rank: Number of this rank, from 0.
-        size: Number of ranks of the run.
+        run: Name of the run. Two runs cannot use the same name at the same time.
+        model: A built model that uses the TensorFlow backend and a single device. The model must be compiled with an
+            optimizer, `jit_compile=False` and `steps_per_execution=1`. The optimizer can be a wrapper that averages the
+            gradients over the ranks.
+        rank: Number of this rank, from 0 to `size - 1`.
+        size: Number of ranks in the run.
         steps_done: Number of steps trained before the first call of `fit` with this callback.
         engine: Engine of the cluster, as in `Repository.connect`. Defaults to the engine running in this process.
 
     Raises:
-        ForkError: if another process has registered the same run and rank.
-        ValueError: if the model is not compiled with these settings, or `rank` is not below `size`.
+        ForkError: if the same run name and rank are already registered.
+        ValueError: if the model is not compiled in this way, has another backend, or uses several devices; or if `rank`
+            or `steps_done` is out of range.
         GraphError: if the model has no weights yet because its input shape is unknown.
         RepositoryNotFoundError: if no cluster of the engine is running.
 
@@ -199,7 +204,7 @@ class ForkCallback(OutsideRank, FitHooks):
         return self.state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state, in the form that `KerasTraining.restore` accepts."""
+        """Return the non-tensor part of the training state. `KerasTraining.restore` accepts the result."""
         return {"options": {}, **self.state.facts()}
 
     def _read_order(self) -> Sequence[str]:

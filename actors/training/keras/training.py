@@ -43,27 +43,28 @@ class KerasTraining:
     """One rank of a data-parallel Keras training run on TensorFlow. Implements `Training`.
 
     Each step is one compiled function: forward pass, loss, gradients, and the update by the model's optimizer. A step
-    does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of rank 0. Each
-    rank has its own statistics and random states.
+    does not compute metrics and does not call a custom `train_step`. All ranks begin with the weights of rank 0. Layer
+    statistics, such as those of batch normalization, and states of random generators can differ between ranks.
 
-    In our tests on CPUs, the same state and data always gave the same result, bit for bit. For equal results on GPUs,
+    In our tests on CPUs, the same state and data always gave bit-for-bit equal results. For equal results on GPUs,
     call `tf.config.experimental.enable_op_determinism()` in the `build` function. Do not use TensorFlow's own random
     operations (`tf.random.*`), because their state cannot be read. Keras layers do not use these operations. The states
     of stateful recurrent layers are not part of the training state.
 
     Args:
-        context: The context passed to the `build` function. The option "learning_rate" is applied to the optimizer,
-            unless the optimizer has a learning-rate schedule. The `build` function must apply all other options.
+        context: The argument of the `build` function. `KerasTraining` applies "learning_rate" from `context.options` to
+            the optimizer, unless the optimizer has a learning-rate schedule. The `build` function must apply all other
+            options.
         model: A built model, compiled with an optimizer and a loss.
         batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps are numbered from 1. The
-            result must depend only on the arguments. Use the same batch size on all ranks, because the gradients are
-            averaged over the ranks without weights.
-        options: Function that takes a mapping of option names to values. `configure` calls the function with all
-            options that `configure` does not apply to the optimizer.
+            result must depend only on the arguments. Use the same batch size on all ranks, because all ranks have equal
+            influence on the average of the gradients.
+        options: Function that takes a mapping of option names to values. `configure` passes its options to this
+            function, except a "learning_rate" that it applies to the optimizer.
 
     Raises:
-        ValueError: if the model is not compiled with an optimizer, does not run on TensorFlow or uses several devices,
-            or if the learning rate is not a finite number of at least 0.
+        ValueError: if the model is not compiled with an optimizer, does not use the TensorFlow backend or uses several
+            devices, or if the learning rate is not a finite number of at least 0.
         GraphError: if the model has no weights yet because its input shape is unknown.
 
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -145,7 +146,7 @@ class KerasTraining:
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Set the learning rate, and pass all other options to the function `options` of the constructor.
+        """Set the learning rate, and pass all other options to the function given as `options` to the constructor.
 
         Raises:
             ValueError: if an option is unknown, or if the learning rate is not a finite number of at least 0.
@@ -177,7 +178,11 @@ class KerasTraining:
         return self._state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return the step count, learning rates, "learning_rate" option, and random states of Python and NumPy."""
+        """Return the non-tensor part of the training state.
+
+        It includes the step count, the current learning rates, the option "learning_rate", and the states of Python's
+        and NumPy's random generators.
+        """
         return {"options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
@@ -191,11 +196,11 @@ class KerasTraining:
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        If the option "learning_rate" was set for this rank, and was not set to the same value for the other rank, the
-        value of this rank is used.
+        By default, this includes the learning rate. However, if the option "learning_rate" was set on this rank, and
+        was not set to the same value on the other rank, the value that was set on this rank is used.
 
         Raises:
-            ValueError: if `facts` belongs to another optimizer.
+            ValueError: if the other rank uses a different optimizer.
         """
         self._state.restore(facts)
         other = facts["options"]

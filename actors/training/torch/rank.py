@@ -39,10 +39,10 @@ from .state import Scheduler, TorchState
 class ForkableRank(OutsideRank):
     """A forkable rank for your own PyTorch training loop, for example with DDP under torchrun or in Ray Train.
 
-    Create a `ForkableRank` in each process of the training run, and use the `ForkableRank` in a `with` block. During
-    this block, any process of the cluster can find the ranks with `find_trainers` and fork the run with `fork`. Enclose
-    the forward pass, the backward pass and the optimizer and scheduler steps in a `with forkable.step()` block. Do not
-    change the training state outside the `step` blocks.
+    Create a `ForkableRank` in each process of the training run, and use the `ForkableRank` in a `with` block. While
+    this block runs, any process of the cluster can find the ranks with `find_trainers` and fork the run with `fork`.
+    Enclose the forward pass, the backward pass and the optimizer and scheduler steps in a `with forkable.step()` block.
+    Do not change the training state outside the `step` blocks.
 
     Args:
         run: Name of the run. Two runs cannot use the same name at the same time.
@@ -110,7 +110,7 @@ class ForkableRank(OutsideRank):
 
     @contextmanager
     def step(self) -> Generator[int]:
-        """Return a context manager that encloses one training step and yields the step number, from 1.
+        """Return a context manager that encloses one training step and yields the step number, `steps_done + 1`.
 
         A `with` block that raises an exception does not count as a step.
         """
@@ -149,7 +149,7 @@ class ForkableRank(OutsideRank):
         return self._state.specs()
 
     def tensor(self, name: str) -> Array:
-        """Return the current value of a tensor. Buffers, random states and tensors on a GPU are copied."""
+        """Return the current value of a tensor. Buffers, states of random generators and GPU tensors are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:

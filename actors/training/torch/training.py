@@ -51,8 +51,8 @@ class TorchTraining:
     All ranks begin with the model of rank 0. Later, buffers such as batch statistics can differ between ranks.
 
     Args:
-        context: The argument of the `build` function. `TorchTraining` applies the options "learning_rate", "momentum",
-            "weight_decay" and "seed". The `build` function must apply all other options.
+        context: The argument of the `build` function. `TorchTraining` applies "learning_rate", "momentum",
+            "weight_decay" and "seed" from `context.options`. The `build` function must apply all other options.
         model: The model. The mode of the model (training or evaluation) is not changed.
         optimizer: A `torch.optim.Optimizer` other than LBFGS. To clip gradients by their norm, register a step pre-hook
             on the optimizer.
@@ -140,7 +140,8 @@ class TorchTraining:
         """Train one step and return the loss of this rank's batch.
 
         Raises:
-            RuntimeError: if a failed step left inconsistent parameters, or the model needs `overlap=False`.
+            RuntimeError: if an earlier step failed and left inconsistent parameters, or the model needs
+                `overlap=False`.
             PeerLostError: if another rank died or disconnected.
             OperationTimeoutError: if another rank does not respond in time.
         """
@@ -182,7 +183,7 @@ class TorchTraining:
         "learning_rate" applies to all parameter groups. With a scheduler, "learning_rate" sets the initial rate (for
         OneCycleLR, the peak rate), and the scheduler continues at its current position. "momentum" and "weight_decay"
         are options only if the optimizer has these settings. "seed" seeds the random generators of Python, NumPy and
-        PyTorch, with different seeds on each rank. All other options are passed to the constructor argument `options`.
+        PyTorch, differently on each rank. All other options are passed to the constructor's function `options`.
 
         Raises:
             ValueError: if an option is unknown, or one of the four options above is not a finite number of at least 0
@@ -203,23 +204,30 @@ class TorchTraining:
         return self._options is not None or option in self._state.known_options()
 
     def specs(self) -> Sequence[TensorSpec]:
-        """List the tensors of the training state. Trained parameters come first, in reverse order of registration."""
+        """List the tensors of the training state.
+
+        Trained parameters come first, in reverse order of registration, each followed by its optimizer state.
+        """
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
         """List the names of the tensors that a forward pass can read, in the order of the first forward pass.
 
-        Before the first forward pass, and always for compiled models, the names are in the order of registration.
+        Before the first forward pass, the names are in the order of registration. This is always the order for compiled
+        models and for models with custom loading code.
         """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
 
     def tensor(self, name: str) -> Array:
-        """Return the current value of a tensor. Buffers, random states and tensors on a GPU are copied."""
+        """Return the current value of a tensor. Buffers, states of random generators and GPU tensors are copied."""
         return self._state.view(name)[0]
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state, such as step count, options, schedule and random states."""
+        """Return the non-tensor part of the training state.
+
+        It includes the step count, the options, the schedule, and the states of Python's and NumPy's random generators.
+        """
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
     def memory(self, name: str) -> Array:
@@ -233,7 +241,7 @@ class TorchTraining:
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        Options that were set on this rank are then set again, except options that have the same value on both ranks.
+        Options that were set on this rank, in `context.options` or with `configure`, keep their values.
 
         Raises:
             ValueError: if the other rank has a different number of parameter groups, or only one of the two ranks has a
@@ -246,7 +254,10 @@ class TorchTraining:
         self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` for each tensor before its first use, or at the end if never used."""
+        """Make the next step call `wait(name)` before the first use of each tensor. None disables these calls.
+
+        For tensors that the step does not use, `wait` is called at the end of the step at the latest.
+        """
         self._wait = wait
         self._gated = {} if wait is None else {spec.name: None for spec in self.specs()}
 
@@ -260,7 +271,7 @@ class TorchTraining:
             self._gradients.close()
 
     def let_through(self, names: Iterable[str] | None = None) -> None:
-        """Wait until the named tensors have been received (first step of a clone only). None means all tensors."""
+        """Wait until the given tensors are received. None means all. Only the first step of a clone needs to wait."""
         wait = self._wait
         if wait is None or not self._gated:
             return
@@ -270,7 +281,7 @@ class TorchTraining:
                 self._gated.pop(name, None)
 
     def parts(self, parameter: nn.Parameter) -> list[str]:
-        """List the names of the tensors that a parameter update changes: the parameter and its optimizer state."""
+        """List the names of the tensors that an update of a parameter changes: parameter and optimizer state."""
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Array, bool]:
