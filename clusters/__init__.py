@@ -1,6 +1,6 @@
 """Tools for working with repositories: local clusters, lineage reports and the command line.
 
-Names are imported on first use, so `tensorvine --help` works without an engine (Ray or Dask).
+Each class and function is imported when it is first used. Therefore, `tensorvine --help` works without Ray and Dask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calculations that plan model updates, transfers, the placement of metadata, and the number of shards."""
+"""Calculations for loss curves, update schedules, the choice of a transport, home shards, and the number of shards."""
 
 from .curves.curve import LossCurve, fit_loss_curve
 from .curves.forms import LossForm

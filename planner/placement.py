@@ -11,9 +11,9 @@ from hashlib import blake2b
 
 
 def home_of(name: str, shards: Sequence[int]) -> int:
-    """Return the home of a model: the number of the shard that stores the metadata of the model's versions.
+    """Return the number of a model's home shard, which stores the metadata of all versions of the model.
 
-    The home is chosen by rendezvous hashing of the name. If a shard joins or leaves, most models keep their home.
+    The home shard is chosen by rendezvous hashing of the name. If a shard joins or leaves, most models keep their home.
 
     Args:
         name: Name of the model.

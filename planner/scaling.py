@@ -26,11 +26,11 @@ class ScalePolicy:
     Args:
         least: Minimum number of shards, at least 1.
         most: Maximum number of shards. None means the number of nodes, but at least `least`.
-        full: More shards are needed if more than this fraction of the shards' memory is in use. Above 0 and at most 1.
-        requests_per_s: More shards are needed if the average number of requests per second and shard exceeds this
-            number.
-        join_after_s: Seconds for which more shards must be needed before shards are added.
-        drain_after_s: Seconds for which fewer shards must be sufficient before a shard is removed.
+        full: Limit for the fraction of the shards' memory that is in use, above 0 and at most 1.
+        requests_per_s: Limit for the average number of requests per second and shard.
+        join_after_s: Shards are added after `full` or `requests_per_s` has been exceeded for this number of seconds.
+        drain_after_s: A shard is removed after fewer shards have been sufficient for this number of seconds. Fewer
+            shards are sufficient if they can carry the load at no more than 70% of `full` and of `requests_per_s`.
 
     Raises:
         ValueError: if an argument is out of range.

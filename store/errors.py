@@ -22,14 +22,14 @@ argument that failed, the expected value and the actual value.
     ├── ModelLostError(LookupError)             the version existed, but its bytes are lost
     ├── RepositoryNotFoundError(LookupError)    no repository with this name is running
     ├── ForeignRepositoryError(PermissionError) the repository belongs to another user; pass its name to use it
-    ├── PeerLostError(ConnectionError)          a member of a collective group died or left
+    ├── PeerLostError(ConnectionError)          a member of a collective group died or left the group
     ├── ForkError(RuntimeError)                 a fork of a training run failed
     ├── ClosedError(RuntimeError)               a client was closed, or is used in a forked process
     ├── MovedError(LookupError)                 the data has moved to another shard; clients retry automatically
     ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
     └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
 
-To store an error for later use, store the result of `without_frames(error)`.
+A stored error keeps the local variables of its traceback alive, unless the error was passed to `without_frames`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TensorNotFoundError(TensorVineError, KeyError):
 
 
 class GraphError(TensorVineError, ValueError):
-    """Raised if a graph, model or recipe is invalid (for example, has a cycle), or a version does not fit a model."""
+    """Raised if a graph, model or recipe is invalid (such as a cyclic graph), or a version does not fit a model."""
 
 
 class InvalidNameError(TensorVineError, ValueError):
@@ -132,14 +132,14 @@ class RepositoryNotFoundError(TensorVineError, LookupError):
 
 
 class ForeignRepositoryError(TensorVineError, PermissionError):
-    """Raised if no name was given and the running repository belongs to another user.
+    """Raised if no repository name was given, and the running repository belongs to another user.
 
     The message names the owner. To use the repository, pass its name.
     """
 
 
 class PeerLostError(TensorVineError, ConnectionError):
-    """Raised if a member of a collective group died or left. The message names the member."""
+    """Raised if a member of a collective group died or left the group. The message names the member."""
 
 
 class ForkError(TensorVineError, RuntimeError):
@@ -151,11 +151,14 @@ class ClosedError(TensorVineError, RuntimeError):
 
 
 class MovedError(TensorVineError, LookupError):
-    """Raised if the requested data has moved to another shard, or if a shard is draining. Clients retry automatically.
+    """Raised if the requested data has moved to another shard, or if the called shard is draining.
+
+    Clients retry automatically.
 
     Args:
         message: The error message.
-        version: Version number of the latest known topology (the set of shards). 0 if unknown.
+        version: Version number of the latest topology (set of shards) that is known to the process that raises the
+            error. 0 means that the number is unknown.
     """
 
     def __init__(self, message: str, version: int = 0) -> None:
@@ -168,7 +171,7 @@ class MovedError(TensorVineError, LookupError):
 
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
-    """Raised if an operation does not finish in time. The message names the operation or the process."""
+    """Raised if an operation does not finish in time. The message names the operation or the unresponsive process."""
 
 
 class CollectiveError(TensorVineError, RuntimeError):

@@ -53,7 +53,8 @@ class ShardStats:
     pins: int
     """Number of pins on versions of this shard. A pin keeps a version's tensors even if the version is retired."""
     bytes_staged: int = 0
-    """Memory allocated for saves, loads from the path, copies and compactions that are in progress, in bytes."""
+    """Memory allocated for operations in progress, in bytes: saves, loads from the path, copies between shards, and
+    compactions. Includes the memory reserved by clients for their next saves."""
     bytes_resident: int = 0
     """Size of the part of the shard's shared memory that is in physical memory (resident pages), in bytes."""
     versions_unwritten: int = 0
@@ -61,7 +62,7 @@ class ShardStats:
     bytes_unwritten: int = 0
     """Size of the tensors that the background writer has not written yet, in bytes."""
     capacity: int = 0
-    """Maximum memory for tensors, in bytes (`store_bytes`)."""
+    """Maximum memory for tensors, in bytes. Set by the argument `store_bytes` of `Repository.start`."""
     requests: int = 0
     """Number of requests received since the shard started: saves, loads and prefix queries."""
     bytes_saved: int = 0
@@ -72,15 +73,18 @@ class ShardStats:
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     replicas_missing: int = 0
-    """Number of replicas of this shard that are missing or incomplete. Several replicas on one node count as one."""
+    """Number of replicas of this shard that are missing or incomplete. A replica also counts as missing if its node
+    already stores the shard or another replica."""
     manifests_unread: int = 0
     """Number of manifest files that the shard could not read at its start and has not read since."""
     files_orphaned: int = 0
-    """Number of unused segment files at the last check. A file that two consecutive checks find unused is deleted."""
+    """Number of segment files that were unused at the last check of the path. The shard deletes a file that is also
+    unused at the next check."""
     waiting_for_memory: int = 0
     """Number of requests waiting for memory: saves, loads from the path, and replicas of other shards."""
     waiting_for_disk: int = 0
-    """Number of saves waiting because the background writer's queue is full (limit: `lag_bytes` or 1024 versions)."""
+    """Number of saves waiting because the background writer's queue is full. The queue is full if it contains 1,024
+    versions, or if its size exceeds `lag_bytes` (see `Repository.start`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Deployment:
                 `replicas`, `nodes` or `redis` is given and differs from the value in the running repository.
             StoreFullError: if a node has too little unreserved memory for a shard.
             StorageError: if `path` cannot be used or belongs to another running repository, or if Redis does not answer
-                or serves a repository of this name in another cluster.
+                or is in use by a repository of the same name in another cluster.
             CorruptDataError: if the repository in `path` was written in a newer format.
             CodecUnavailableError: if `codec` or `redis` needs a package that is not installed.
         """
@@ -175,8 +175,8 @@ class Deployment:
     def connect(cls, name: str | None = None, *, engine: EngineChoice = None) -> Self:
         """Connect to a running repository from any process of the cluster.
 
-        Call this method in each process, because a client cannot be sent to another process. The method does not start
-        a cluster.
+        Call this method in each process that uses the repository, because a client cannot be sent to another process.
+        The method does not start a cluster.
 
         Args:
             name: Name of the repository. None means `"default"`. The name is required to connect to another user's
@@ -207,17 +207,16 @@ class Deployment:
         started the cluster, `close` stops the cluster. If the process ends without `close`, the repository ends only if
         its cluster was started in this process.
 
-        If a part of `close` fails, the remaining parts still run, and the first error is raised at the end. A second
+        If a step of `close` fails, the remaining steps still run, and the first error is raised at the end. A second
         call, or a call in a forked child process, does nothing. After `close`, calls of this client to the repository
         raise `ClosedError`.
 
         Args:
-            timeout: Seconds to wait for pending saves and writes to disk together. In addition, each save has its own
-                timeout, and the wait for the writes to disk is at most 600 s. None means only these two limits.
+            timeout: Seconds to wait for pending saves and writes to disk together. Each save also has its own timeout,
+                and the wait for writes to disk is at most 600 s. With None, only these two limits apply.
 
         Raises:
-            StorageError: if writes to disk have failed for a minute. The message names the versions that are not on
-                disk.
+            StorageError: if versions cannot be written to disk, as in `flush`. The message names the versions.
             OperationTimeoutError: if committed versions are not on disk in time. The message names them.
             OptionError: if the timeout is not a number.
         """
@@ -312,9 +311,9 @@ class Deployment:
 
         Args:
             shards: The new number of shards. None means one shard per node, also after nodes join or leave.
-            timeout: Seconds to wait. The planner makes the change in steps. Each step adds one or more shards or drains
-                one shard. During a step, the planner records the new set of shards. After the timeout, a recorded step
-                is completed in the background, and a step that is not recorded yet is undone.
+            timeout: Seconds to wait. The change consists of steps: each step adds one or more shards or drains one
+                shard. At the timeout, the current step is undone if it is still starting shards or copying tensors.
+                Otherwise, it is completed in the background. No further step begins.
 
         Returns:
             A report of the names, metadata and tensor bytes that moved, and of the duration.
@@ -358,8 +357,9 @@ class Deployment:
 
         Raises:
             OptionError: if the timeout is not a number.
-            StorageError: if the repository has no path, or writes to disk fail for a minute or until the timeout. The
-                message names the versions that are not on disk.
+            StorageError: if the repository has no path; if writes to disk have failed for a minute, or were failing at
+                the timeout; or if a version cannot be written because some of its data is lost. The message names the
+                versions that are not on disk.
             OperationTimeoutError: if the wait takes longer than `timeout`. The message names the versions that are not
                 on disk.
             ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in the

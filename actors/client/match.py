@@ -61,7 +61,7 @@ class PrefixMatch:
 
     @property
     def layers(self) -> dict[str, str]:
-        """Mapping of layer names of the queried architecture to the names of the matching layers of the version.
+        """Mapping of layer names in the queried architecture to layer names in the version, for all matching layers.
 
         `Repository.save` accepts this mapping as `inherit`.
 
@@ -73,7 +73,7 @@ class PrefixMatch:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Mapping of tensor names of the queried architecture to those of the version, for all matching layers.
+        """Mapping of tensor names in the queried architecture to tensor names in the version, for all matching layers.
 
         Raises:
             ModelNotFoundError: if the version was retired while this client's session was expired.

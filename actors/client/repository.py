@@ -68,8 +68,8 @@ class Repository(Deployment):
     Several threads can share one client. The client performs its saves one at a time, in the order of the calls. Only
     the process that created a client can use the client: in a forked child process, the methods raise `ClosedError`.
 
-    The argument `model` is `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object whose attribute
-    `ref` is a `ModelRef`, such as `Saved`. Timeouts are in seconds.
+    Methods that expect a version accept `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object
+    whose attribute `ref` is a `ModelRef`, such as `Saved`. Timeouts are in seconds.
 
     >>> import numpy as np
     >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
@@ -118,11 +118,12 @@ class Repository(Deployment):
             parent: Version from which the new version derives. None means the latest version of `name`, if one exists.
             inherit: Which tensors the new version shares with its parent instead of storing copies. `"auto"` shares
                 each tensor that has the same shape, dtype and bytes as the parent's tensor of the same name. If the
-                parent has no tensor of this name, any equal tensor of the parent is shared. A mapping of layer names to
-                the parent's layer names shares all tensors of these layers. They can be omitted from `tensors`; values
-                given for them are ignored. A mapping requires `graph` and equal layer configs. None shares no tensors.
-            quality: Number by which prefix queries choose among versions that match equally well. Higher is better.
-                None and NaN rank lowest.
+                parent has no tensor of this name, an equal tensor with another name is shared. A mapping of layer names
+                to the parent's layer names shares all tensors of these layers. It requires `graph`, and equal configs
+                in each pair of layers. `tensors` can omit the shared tensors; values given for them are not stored, but
+                their shapes and dtypes are checked. None shares no tensors.
+            quality: A number. Among versions that match equally well, `longest_prefix` returns the version with the
+                highest quality. None and NaN rank lowest.
             metadata: Mapping of keys to JSON values or NumPy scalars, stored with the version.
             durability: `"memory"` commits the version when the shards hold the version in memory. If the repository has
                 a path, the version is then written to disk in the background. `"disk"` commits the version when the
@@ -134,7 +135,7 @@ class Repository(Deployment):
 
         Raises:
             InvalidNameError: if `name` or `parent` is malformed.
-            GraphError: if the graph is invalid, or a layer of `inherit` does not match the parent's layer.
+            GraphError: if the graph is invalid, or a layer in `inherit` does not match the given layer of the parent.
             TensorMismatchError: if a tensor, the quality or the metadata cannot be stored, or if no tensor is given or
                 inherited.
             TensorNotFoundError: if a tensor of the graph is neither given nor inherited.
@@ -193,9 +194,9 @@ class Repository(Deployment):
         Args:
             name: Name of the model, as in `save`.
             model: A built Keras model or a torch module. A wrapped module (`DataParallel`, `DistributedDataParallel`,
-                `torch.compile`) is saved without its wrapper. `load_model` can rebuild a Keras model with a config, or
-                a torch module that keeps its constructor's arguments in attributes of the same names. For other models,
-                `load_model` needs `into`, and this method logs the reason.
+                `torch.compile`) is saved without its wrapper. `load_model` can rebuild a Keras model that has a config,
+                or a torch module that keeps its constructor's arguments in attributes of the same names. For other
+                models, `load_model` needs `into`, and this method logs the reason.
             optimizer: For a Keras model, whether to save the state of its optimizer, as tensors named `optimizer/...`.
                 For a torch module, the optimizer whose state is saved. False saves no optimizer state.
             scheduler: Learning-rate scheduler whose state is saved, for a torch optimizer. None saves no scheduler.
@@ -244,7 +245,7 @@ class Repository(Deployment):
         Returns:
             A mapping of tensor names to NumPy arrays. With `into`, these arrays share the memory of the given arrays.
             Otherwise the arrays are read-only, and are not copied if this node holds the bytes. The arrays stay valid
-            when the version is retired, when its shard dies and after `close`. Other processes share the memory of the
+            after the version is retired, a shard dies or the client is closed. Other processes share the memory of the
             arrays: copy an array before you write to it, for example through `torch.from_numpy`.
 
         Raises:
@@ -276,9 +277,9 @@ class Repository(Deployment):
         The model is loaded completely, or an error is raised and `into` is unchanged. Random seeds, metrics and the
         states of stateful recurrent layers are not stored: a new model has initial values, and `into` keeps its values.
 
-        A new torch module is built on the CPU. Its class must be importable, and its structure and attributes must be
-        those of the saved module. Therefore, `into` is needed for a module that was changed after its construction.
-        `into` is also needed to restore a torch optimizer.
+        A new torch module is built on the CPU. Its class must be importable, and the constructor must create the same
+        structure and attributes as in the saved module. Therefore, `into` is needed for a module that was changed after
+        its construction. `into` is also needed to restore a torch optimizer.
 
         Args:
             model: The version.
@@ -287,7 +288,7 @@ class Repository(Deployment):
                 memory is allocated on the CPU. None builds a new model. A new Keras model is compiled if the saved
                 model was compiled.
             optimizer: For a Keras model, whether to load the state of its optimizer, if the state was saved. For a
-                torch module, the optimizer of `into` whose state is loaded.
+                torch module, the optimizer of `into` whose state is loaded. True then loads no optimizer state.
             scheduler: Learning-rate scheduler whose state is loaded, for a torch optimizer.
             strict: Whether the version must contain every tensor of `into`.
             compile: Whether to compile a new Keras model. False also omits the state of its optimizer.
@@ -301,6 +302,7 @@ class Repository(Deployment):
             GraphError: if the model cannot be built, if a layer rejects its stored state, or if an argument does not
                 apply to a model of this framework.
             TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
+                With `strict=False`, `into` can have tensors that are not stored.
             TensorMismatchError: if a tensor differs in shape or dtype from the stored tensor, or the classes of the
                 torch optimizer and of the saved optimizer differ.
             TensorVineError: the errors of `load`.
@@ -439,7 +441,7 @@ class Repository(Deployment):
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
 
-        Only a client that pinned the version before can still load it. The lineages of its descendants still contain
+        Clients that have already pinned the version can still load it. The lineages of its descendants still contain
         the version. The version's tensors are freed when no live version and no pin refers to these tensors.
 
         Raises:
@@ -451,7 +453,7 @@ class Repository(Deployment):
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
         """Check one or all versions for damage.
 
-        The check covers all checksums in memory and on disk, and the owners of all tensors.
+        The check covers the checksums in memory and on disk, and whether each tensor's owner is in the lineage.
 
         Args:
             model: The version. None means all live versions.
@@ -531,9 +533,7 @@ class Repository(Deployment):
         return self.save(name, tensors, **stored | as_save)
 
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
-        """Wait for a version of a model that is newer than version number `after`.
-
-        The shard notifies the client of new versions. The client does not poll.
+        """Wait, without polling, until a model has a live version with a version number above `after`.
 
         Args:
             name: Name of the model.

@@ -45,8 +45,8 @@ def connect(
         name: Name of the group.
         rank: Number of this member, 0 to size - 1.
         size: Number of members.
-        epoch: Epoch of the group, 0 or higher: the same number for all members. Increase the epoch after members join
-            or leave, and after a failure.
+        epoch: Epoch of the group: a number of at least 0, equal on all members. Increase it to form the group again,
+            with different members or after a failure.
         backend: `"shared"` (within one machine, from memory to memory), `"gloo"` (TCP, needs PyTorch) or `"nccl"`
             (between GPUs, needs CuPy). `"auto"` uses shared memory if all members can read each other's memory, and
             otherwise Gloo.

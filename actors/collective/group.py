@@ -30,12 +30,12 @@ OPS: tuple[Op, ...] = ("sum", "mean", "min", "max", "product")
 
 
 class Work(Protocol):
-    """An operation that a method of `Group`, such as `isend`, started."""
+    """An operation started by a method of `Group`, such as `isend`."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the operation has ended. Later calls do not wait: they return, or raise the same error again.
+        """Wait until the operation has ended. After that, each call returns at once, or raises the same error again.
 
-        If the timeout expires first, the group is broken: later operations of the group fail.
+        If the timeout expires first, the operation fails and breaks the group: later operations of the group also fail.
 
         Args:
             timeout: Seconds to wait from now. None waits until the operation itself times out.
@@ -81,7 +81,7 @@ class Group(ABC):
     name: str
     """Name of the group."""
     epoch: int
-    """Epoch of the group. After members join or leave, or after a failure, `renew` joins the next epoch."""
+    """Epoch of the group. To change the members, or after a failure, call `renew`, which joins the next epoch."""
     rank: int
     """Number of this member, 0 to size - 1."""
     size: int
@@ -201,8 +201,8 @@ class Group(ABC):
     def close(self) -> None:
         """Leave the group. A second call does nothing.
 
-        Running and later operations of this rank, and operations of other ranks that need this rank, fail with
-        `PeerLostError`.
+        Running and later operations of this rank fail with `PeerLostError`. Operations of the other ranks also fail
+        with `PeerLostError` if they need this rank.
         """
 
     def send(self, array: object, to: int, *, timeout: float | None = None) -> None:

@@ -125,7 +125,7 @@ class LocalRendezvous:
         """Send this member's endpoint (address) to all ranks, and return the endpoints of all ranks.
 
         Args:
-            key: Name of the meeting. Error messages begin with this name.
+            key: Name of the exchange, equal for all members. Error messages begin with this name.
             rank: Rank of this member.
             size: Number of members.
             endpoint: JSON-like description of how other members reach this member.
@@ -135,7 +135,7 @@ class LocalRendezvous:
             The endpoints of all members by rank.
 
         Raises:
-            OperationTimeoutError: if a member is missing when the timeout ends. The message names the missing ranks.
+            OperationTimeoutError: if a member is missing when the timeout expires. The message names the missing ranks.
             ValueError: if another member passed the same `rank` or a different `size`, or `rank` is not from 0 to
                 size - 1.
         """

@@ -60,7 +60,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport:
-    """The result of `Repository.scale`: numbers of shards, moved names and bytes, and duration of the change."""
+    """The result of `Repository.scale`: the old and new number of shards, the moved data, and the duration."""
 
     shards_before: int
     """Number of shards before the change."""

@@ -146,9 +146,10 @@ class Candidate:
                 raise
 
     def release(self) -> None:
-        """Unpin the ancestor, and stop forcing frozen torch modules into evaluation mode. A second call does nothing.
+        """Unpin the ancestor. After this call, the candidate cannot be saved. A second call does nothing.
 
-        Frozen layers stay excluded from training.
+        Frozen layers stay excluded from training. However, the statistics of frozen torch modules, such as those of
+        BatchNorm, can change again, because the modules are no longer kept in evaluation mode.
         """
         self._released = True
         self._taken = {}

@@ -3,10 +3,10 @@
 The model name of a candidate is the prefix of the search followed by the id of the job. Two searches in one repository
 need different prefixes, because DeepHyper numbers the jobs of each search from 0.
 
-The population of DeepHyper contains only hyperparameter configurations. `Retirement` records the version saved for each
-configuration, and retires this version when the configuration leaves the population. The objective of a failed job
-begins with `"F_"`, so DeepHyper does not add this job to the population. `Retirement` retires all versions that a
-failed job saved.
+The population of DeepHyper contains only hyperparameter configurations. The callback `Retirement` records the version
+saved for each configuration, and retires this version when the configuration leaves the population. The objective of a
+failed job begins with `"F_"`, so DeepHyper does not add this job to the population. `Retirement` retires all versions
+that a failed job saved.
 
 This module needs the package `deephyper`.
 """
@@ -38,7 +38,8 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""Maximum number of draws to find a value that differs from the parent's value, or a child that the space allows."""
+"""Maximum number of random draws. It limits the draws of a hyperparameter value until the value differs from the
+parent's value, and the draws of a child until the search space allows the child."""
 
 
 def run_function(
@@ -65,9 +66,9 @@ def run_function(
     Returns:
         The run function. The metadata of each result contains "ref" (the saved version, as text), "ancestor" (the
         version from which layers were inherited, as text), "layers" (number of inherited layers) and "repository_s"
-        (seconds spent on calls to the repository). The text is empty if no such version exists. If building, training
-        or saving raises an error, or the quality is not finite, the objective is `"F_"` followed by the name of the
-        error type.
+        (seconds spent on calls to the repository). "ref" is empty if no version was saved, and "ancestor" is empty if
+        no layers were inherited. If building, training or saving raises an error, or the quality is not finite, the
+        objective is `"F_"` followed by the name of the error type.
 
     Raises:
         InvalidNameError: if the name of a model cannot begin with `prefix`.
@@ -86,7 +87,7 @@ def run_function(
 
 
 class Retirement(Callback):
-    """A DeepHyper callback that retires the version of each candidate that leaves the population of the search.
+    """A DeepHyper callback that retires a candidate's version when the candidate leaves the population of the search.
 
     Args:
         population: Population of versions. Its size must equal the population size of the search.
@@ -121,12 +122,12 @@ class Retirement(Callback):
             log.warning("versions of failed jobs are retired after the next job: %s", exc)
 
     def on_done_other(self, job: Job) -> None:
-        """Handle a job that another process of this search ran, in the same way as `on_done`."""
+        """Call `on_done` for a job that was run by another process of this search."""
         self.on_done(job)
 
 
 class AgedEvolution(RegularizedEvolution):
-    """A variant of DeepHyper's `RegularizedEvolution` in which each mutation changes one active hyperparameter.
+    """A variant of DeepHyper's `RegularizedEvolution`: each mutation changes the value of one active hyperparameter.
 
     In `RegularizedEvolution`, a mutation can draw the current value of the hyperparameter again. The child is then a
     copy of its parent: it inherits all layers, and its training adds no information to the search. The constructor has

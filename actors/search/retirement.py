@@ -89,7 +89,9 @@ class Population:
                 self.drop(ref)
 
     def restore(self, refs: Iterable[ModelRef]) -> None:
-        """Replace the population with the candidates of a stopped search. Retire the oldest versions beyond `size`.
+        """Replace the population with the candidates of a stopped search.
+
+        If there are more than `size` candidates, the oldest are removed, and their versions are retired.
 
         Args:
             refs: Versions of the candidates of the stopped search, oldest first.

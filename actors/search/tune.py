@@ -110,9 +110,10 @@ def ref_of(checkpoint: tune.Checkpoint | str | Path) -> ModelRef:
 class Retirement(tune.Callback):
     """A Tune callback that retires versions from which no trial can continue.
 
-    Each trial must use its own model name and report every version that the trial saves. When a trial exploits another
-    trial, Tune drops a reported checkpoint without calling `on_checkpoint`. The callback therefore also retires earlier
-    versions of the same name that were not passed to `on_checkpoint`.
+    Each trial must use its own model name, and must report every version that it saves. When a trial exploits another
+    trial, Tune can drop the last checkpoint that the exploiting trial reported, without calling `on_checkpoint`.
+    Therefore, when a trial reports a checkpoint, the callback also retires all earlier versions of the trial's model
+    that were not passed to `on_checkpoint`.
 
     Args:
         repository: Name of the running repository in which the trials save. The argument is a name and not a client,
@@ -148,7 +149,7 @@ class Retirement(tune.Callback):
         self._sweep(trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
-        """Retire versions that are neither the checkpoint of a trial nor among the newest `keep` of a trial."""
+        """Retire the trials' versions, except the newest `keep` versions and the latest checkpoint of each trial."""
         self._sweep(trials)
 
     def _sweep(self, trials: Iterable[Trial]) -> None:

@@ -22,8 +22,8 @@ def connected(name: str, start: str | None = None) -> Repository:
             id.
 
     Raises:
-        RepositoryNotFoundError: if no repository with this name is running, or if the running repository has another
-            start id.
+        RepositoryNotFoundError: if no repository with this name is running, or if the start id of the running
+            repository is not `start`.
     """
     with _lock:
         known = _connections.get(name)

@@ -50,7 +50,7 @@ TRIES = 6
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """Measurements of one fork, as defined in DeepClone (section VI-B).
+    """Measurements of one fork, as defined in the DeepClone paper (section VI-B).
 
     Times are accurate to within the latency of one message.
     """
@@ -67,9 +67,10 @@ class ForkReport:
     """Longest time for which the fork blocked the training of a rank, in seconds. The slowdown of later steps during
     the transfer of the state is not included."""
     standby_s: float
-    """Seconds from the start of the capture until the last clone had received the whole state. The capture starts with
-    step `step`, or after that step if it had ended before the fork was ordered. If no clone was ready to receive when
-    the capture started, the time is measured from when the first clone was ready."""
+    """Seconds from the start of the capture until the last clone had received the whole state. The capture starts at
+    the start of step `step`. If that step had already ended when the fork was ordered, the capture starts soon after
+    the order. If no clone was ready to receive when the capture started, the seconds are counted from the moment when
+    the first clone was ready."""
     readiness_s: float
     """Seconds from the end of the capture, which is usually the end of step `step`, until the last clone had
     received the whole state. 0 if all clones had received the whole state before the capture ended."""

@@ -45,8 +45,8 @@ def fork(
     Args:
         trainers: Handles of all ranks of the run: `Trainers`, or the result of `find_trainers`.
         count: Number of clones. Defaults to the number of ranks.
-        at_step: Number of the step after which the state is captured. The step must not have begun. If no step is
-            running, the last completed step is also allowed. None captures the state as soon as possible.
+        at_step: Number of the step after which the state is captured: a step that has not begun, or, if no step is
+            running, the last completed step. None captures the state as soon as possible.
         transport: Collective back end that sends the state: "auto", "shared", "gloo" or "nccl".
         build: Function that builds the `Training` of a clone. Defaults to the function that built the original ranks.
             Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
@@ -147,7 +147,7 @@ def fork_version(
 
     Args:
         repository: Repository that contains the version, or the name of that repository. The new run saves to the same
-            repository. The parent of the first version that the new run saves is `model`.
+            repository. `model` becomes the parent of the first version that the new run saves.
         model: The version to start from. A name without a version number means the latest version.
         build: Function that builds the `Training` of a rank, as in `start_trainers`.
         count: Number of ranks. All ranks get the same saved state, including the states of random generators.

@@ -332,7 +332,8 @@ class NumpyTraining:
         Options that were set on this rank, in `context.options` or with `configure`, keep their values.
 
         Raises:
-            ValueError: if `facts` belongs to another kind of training or to another kind of random generator.
+            ValueError: if `facts` is not from a `NumpyTraining`, or the two ranks do not use the same kind of random
+                generator.
         """
         if set(facts) != {"steps_done", "random", "options"} or (facts["random"] is None) != (self.random is None):
             random = "none" if self.random is None else type(self.random.bit_generator).__name__
@@ -351,15 +352,15 @@ class NumpyTraining:
         self._done = int(facts["steps_done"])
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before the first read of each tensor. None disables these calls.
+        """Set a function that the next step calls once per tensor, as `wait(name)`. None removes the function.
 
-        For tensors that the step does not read, `wait` is called at the end of the step.
+        The call is made before the step first reads the tensor, and for unread tensors at the end of the step.
         """
         self._gate = wait
         self._gated = set(self.state) if wait is not None else set()
 
     def close(self) -> None:
-        """Remove the hooks and stop averaging gradients."""
+        """Remove the hooks and stop averaging gradients. Do not call `step` afterwards."""
         self._hooks = None
         self.reducer.close()
 

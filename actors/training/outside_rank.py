@@ -36,7 +36,7 @@ class OutsideRank:
     _counted: int
     """Number of steps trained since this object was created."""
     _ends: deque[float]
-    """End times of the last steps, in seconds, from `time.monotonic`."""
+    """End times of the last 64 steps, in seconds, from `time.monotonic`."""
 
     @property
     def steps_done(self) -> int:
@@ -61,8 +61,9 @@ class OutsideRank:
         In a child process that `os.fork` created, this method does nothing.
 
         Args:
-            give_up: Whether to abort a fork of the run immediately. By default, if the fork has already captured the
-                state, `close` first waits until the state has been sent or the timeout of the fork expires.
+            give_up: Whether to abort a fork in progress immediately. By default, `close` aborts the fork only if the
+                state has not been captured yet. Otherwise, `close` first waits until the state has been sent or the
+                timeout of the fork expires.
         """
         if self._mailbox.opened.inherited:
             return
@@ -110,7 +111,7 @@ class OutsideRank:
         self._fork_hooks.arm(order, step)
 
     def agree(self, fork_id: str) -> None:
-        """Confirm that all ranks have accepted the order of a fork.
+        """Confirm that all ranks have accepted the order to fork the run.
 
         Raises:
             ForkError: if the fork is unknown or has failed.

@@ -68,7 +68,8 @@ class RankReport:
     training: bool
     """Whether the rank is training or about to start training."""
     step_s: float
-    """Mean duration of the last 64 steps, in seconds. 0 before the first measurement."""
+    """Mean duration of the last 64 steps, in seconds. 0 before the first step ends. If `own_loop` is true: mean time
+    from the end of one step to the end of the next step, and 0 before the second step ends."""
     losses: int
     """Number of losses computed in the rank's process: one per step trained in that process."""
     specs: tuple[TensorSpec, ...]
@@ -83,7 +84,8 @@ class RankReport:
     """Process id of the rank."""
     saved: ModelRef | None = None
     """The version that the rank saved or restored last, or None. This version becomes the parent of the next version
-    that the rank saves. For the value in a new clone, see the function `fork`."""
+    that the rank saves. A new clone has the value of the original run, or None if the clone was created by `fork` with
+    a different repository, or with both `build` and `repository`."""
     fork: str | None = None
     """Id of the fork in progress. None if no fork is in progress."""
     own_loop: bool = False

@@ -90,7 +90,9 @@ class Trainers(list[Actor]):
             ValueError: if `steps` is invalid, or the ranks are already training.
             PeerLostError: if a rank died or disconnected. The message names the rank.
             OperationTimeoutError: if the steps do not end within `timeout` seconds (the ranks then continue to train),
-                or a rank waits for another rank in a step longer than the timeout with which the ranks were started.
+                or if a rank waits too long for another rank during a step. The limit is the `timeout` that was passed
+                to `start_trainers` or `fork_version`. For ranks created by `fork`, the limit is the part of the
+                `timeout` of `fork` that was left when the ranks were started.
             Exception: any error that a training step raises.
         """
         self.train_async(steps)
@@ -104,7 +106,7 @@ class Trainers(list[Actor]):
         Args:
             steps: Number of steps, at least 1.
             fork: Id of the fork that created these ranks, if the fork is still in progress. The ranks then begin with
-                the forked state. None means the current state of the ranks.
+                the forked state. With None, the ranks begin with their current state.
 
         Returns:
             One pending result per rank. `results` waits for all of them.
@@ -168,7 +170,7 @@ class Trainers(list[Actor]):
         metadata: Mapping[str, object] | None = None,
         timeout: float = 600.0,
     ) -> Saved:
-        """Save the training state of rank 0 (model, optimizer, counters and random state) between two steps.
+        """Save the training state of rank 0 (model, optimizer, counters and random generators) between two steps.
 
         The parent of the new version is the version that this run saved or restored last. For the first version of a
         clone, see the function `fork`.

@@ -154,10 +154,10 @@ class Training(Protocol):
         ...
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` for each tensor, before the step reads this tensor for the first time.
+        """Set a function that the next step calls as `wait(name)` for each tensor, before it first reads the tensor.
 
-        `wait` returns when the tensor has been received. If `wait` is None, the step makes no such calls. An
-        implementation that cannot detect reads must call `wait` for all tensors when the step begins.
+        `wait` returns when the tensor has been received. None removes the function. An implementation that cannot
+        detect reads must call `wait` for all tensors when the step begins.
         """
         ...
 

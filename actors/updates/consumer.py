@@ -122,7 +122,7 @@ class Consumer(Remote):
             build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
                 twice. The engine sends the function to the actor. If the actor cannot import the function's module,
                 define the function in the main script or inside another function.
-            transport: Transport for fetching versions: "shared" (mapped memory, only of shards on the consumer's node),
+            transport: Transport for fetching versions: "shared" (mapped memory of shards on the consumer's node),
                 "socket", "object_store", "gloo" or "nccl" (collective groups), or "files" (the repository's path).
                 "auto" means mapped memory if possible, else the fastest transport according to measurements on the
                 consumer's node.
@@ -185,5 +185,5 @@ class Consumer(Remote):
         return self._call(ConsumerCalls.wait_for(version, seconds), seconds + 1.0)
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
-        """Return the status of the consumer: the version in use, last deliveries, counters and refused versions."""
+        """Return the status of the consumer, such as the version in use, the last deliveries and refused versions."""
         return self._call(ConsumerCalls.status(), seconds_of(timeout))

@@ -49,8 +49,11 @@ class Steps(Protocol):
 class FitCallback(keras.callbacks.Callback):
     """A Keras callback that passes the loss of each batch to a publisher. The callback does not close the publisher.
 
+    With `steps_per_execution` above 1, the callback passes the mean loss of each execution instead.
+
     Args:
-        steps: The publisher.
+        steps: The publisher: a `Publisher`, or an object with the same methods `expect`, `step` and `finish` and the
+            same property `iteration`.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -60,15 +63,19 @@ class FitCallback(keras.callbacks.Callback):
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Extend the model's loss tracker to also sum the losses of each execution (`steps_per_execution` batches).
+        """Set the model, and make its loss tracker (the metric "loss") also sum the losses of each execution.
 
-        A loss tracker that is already extended is not extended again.
+        An execution trains `steps_per_execution` batches. If an earlier callback has changed the loss tracker in this
+        way, the loss tracker is not changed again.
         """
         super().set_model(model)
         self._sums = _sums_of(model)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the number of iterations, in total and per epoch, to the publisher."""
+        """Pass the number of the last iteration, and the number of iterations per epoch, to the publisher.
+
+        If Keras does not know the number of batches per epoch, nothing is passed.
+        """
         params = cast("dict[str, Any] | None", self.params) or {}
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps and epochs:
@@ -79,12 +86,15 @@ class FitCallback(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums of the losses to 0. Validation can have added losses to the sums."""
+        """Reset the sums of the losses to 0. They contain losses of earlier batches, including validation batches."""
         if self._sums is not None:
             self._sums.reset_state()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the loss of the batch to the publisher, which publishes a version if an update is due."""
+        """Pass the loss of the batch, or the mean loss of the execution, to the publisher.
+
+        If an update is due, the publisher publishes a version.
+        """
         total, weight, counted = self._sums.read() if self._sums is not None else [0.0] * 3
         loss, batches = total / weight if weight else math.nan, round(counted)
         if not batches:

@@ -47,15 +47,17 @@ class Delivery:
     notified_at: float
     """Unix time in seconds when the consumer was notified of the version, by the clock of the consumer's machine."""
     fetch_s: float
-    """Seconds from the notification until the bytes were received."""
+    """Seconds from the notification until the bytes were received or mapped."""
     swap_s: float
-    """Seconds from the end of the fetch until the consumer used the version for its answers. In this period, the
-    consumer checks that the version fits the model, and loads the tensors into the inactive one of its two copies of
-    the model. It then activates this copy."""
+    """Seconds from the end of the fetch until the consumer began to use the version for its answers.
+
+    A consumer has two copies of the model. In this period, the consumer checks that the version fits the model, loads
+    the tensors into the inactive copy, and activates this copy.
+    """
     transport: str
-    """Transport that delivered most of the bytes that were not mapped. "shared" if all bytes were mapped."""
+    """Transport that delivered most of the received bytes. "shared" if all bytes were mapped from shared memory."""
     nbytes: int
-    """Number of bytes that were received, not mapped. If `transport` is "shared", the number of mapped bytes."""
+    """Number of received bytes, without mapped bytes. If `transport` is "shared", the number of mapped bytes."""
 
     @property
     def swapped_at(self) -> float:
@@ -76,7 +78,10 @@ class ConsumerStatus:
     skipped: int
     """Number of versions that were not fetched because a newer version existed."""
     refused: dict[ModelRef, str]
-    """Mapping of the last 64 refused versions to the reasons. A version is refused if it does not fit the model."""
+    """Mapping of the last 64 refused versions to the reason for each refusal.
+
+    A version is refused if it does not fit the model, or cannot be loaded into the model because of another error.
+    """
 
 
 class Follower:

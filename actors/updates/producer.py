@@ -163,7 +163,7 @@ class Producer(Remote):
         return cls._spawn(repo, name, ProducerActor, arguments, node, lifetime, ProducerCalls.report())
 
     def result(self, timeout: float) -> Any:
-        """Wait until the training function ends, and return its result.
+        """Wait until the training function and the last update have ended, and return the function's result.
 
         Args:
             timeout: Seconds to wait.
@@ -172,7 +172,7 @@ class Producer(Remote):
             The return value of `train`.
 
         Raises:
-            OperationTimeoutError: if the training function does not end in time. The training continues.
+            OperationTimeoutError: if they do not end in time. The producer continues.
             ShardUnavailableError: if the actor died.
             Exception: any error that `train` raises. The actor's log contains the traceback.
         """

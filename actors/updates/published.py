@@ -31,8 +31,9 @@ class Update:
     stall_s: float
     """Seconds for which the update blocked the training."""
     slowed_s: float
-    """Total extra time of the training steps during the commit, in seconds, relative to the median duration of steps
-    without an update in progress. A single value is noisy and can be negative: compare means over many updates."""
+    """Total time, in seconds, by which the update slowed down the training steps during the commit. Each step is
+    compared with the median duration of steps without an update in progress. A single value is noisy and can be
+    negative: compare means over many updates."""
     commit_s: float
     """Seconds from the end of the stall until the version was committed."""
     bytes_written: int

@@ -87,16 +87,17 @@ class Publisher:
         name: Name of the model.
         schedule: The iterations after which versions are published:
 
-            - None, or the name of a method ("optimal", "closed_form", "fixed", "greedy"): the iterations of a plan. The
-              plan is computed from the losses and the measured costs of updates. The first version is published at the
-              end of a warm-up. A plan does not always include the last iteration: to publish the final state, call
-              `publish`.
+            - the name of a method ("optimal", "closed_form", "fixed", "greedy"), or None for "optimal": the iterations
+              of a plan. The plan is computed from the losses and the measured costs of updates. The first version is
+              published at the end of a warm-up. A plan does not always include the last iteration: to publish the final
+              state, call `publish`.
             - a `PlanRequest`: the iterations of a plan that is computed with the options of the `PlanRequest`.
             - an int n: every nth iteration.
             - "epoch": the last iteration of each epoch. Call `expect(epoch=...)` before the first step.
             - a `Schedule`, or a collection of iterations: the given iterations.
 
-        warmup: Number of iterations of the warm-up. Defaults to `PlanRequest.warmup`, or 50 without a `PlanRequest`.
+        warmup: Number of iterations before the first plan is made (the warm-up). Defaults to `PlanRequest.warmup`, or
+            50 without a `PlanRequest`.
         transport: With "files", a version is committed after it is written to the repository's path (Viper-PFS). With
             any other transport, a version is committed in memory, and later written to the path, if there is one.
         synchronous: Whether an update blocks the training until the version is committed (Viper-Sync).
@@ -193,8 +194,8 @@ class Publisher:
         If the update fails with a `TensorVineError`, the failure is logged and counted, and no exception is raised.
 
         Args:
-            loss: Loss of the iteration. Reading a loss from a GPU makes the training loop wait for the GPU. On a
-                GPU, therefore call `step` only every few iterations.
+            loss: Loss of the iteration. If the loss is on a GPU, reading it makes the training loop wait for the GPU.
+                To avoid this wait in most iterations, call `step` only every few iterations, and pass `iteration`.
             model: The model: a Keras model, a torch module, a mapping of names to arrays, or a callable that returns
                 one of these.
             iteration: Number of the iteration. Defaults to the previous number plus 1. Numbers can be skipped. If an
@@ -299,7 +300,7 @@ class Publisher:
             )
 
     def callback(self) -> FitCallback:
-        """Return a Keras callback for `model.fit(callbacks=[...])` that reports each batch to this publisher."""
+        """Return a Keras callback that passes the loss of each batch to this publisher, for use in `model.fit`."""
         from .fitting import FitCallback
 
         return FitCallback(self)

@@ -91,7 +91,7 @@ class Remote:
         return self._channel.call(request, timeout)
 
     def close(self) -> None:
-        """Stop the actor, even if the actor is busy. Does nothing after the first call or in a forked child process."""
+        """Stop the actor, even if the actor is busy. Further calls, and calls in a forked child process, do nothing."""
         if not self._opened.close():
             return
         try:

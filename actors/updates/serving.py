@@ -152,7 +152,10 @@ class Serving:
             return dict(self._refused)
 
     def refuse(self, ref: ModelRef, why: str) -> None:
-        """Record why a version does not fit the model. `refused` and timeout errors then contain the reason."""
+        """Record why a version does not fit the model.
+
+        `refused` contains the reason. The timeout errors of `infer` and `wait_for` contain the last reason.
+        """
         with self._changed:
             self._refused[ref] = why
             if len(self._refused) > KEPT_REFUSED:

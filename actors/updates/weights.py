@@ -39,7 +39,7 @@ def load_weights(repo: Repository, name: str, *, timeout: float = 60.0) -> Mappi
     Args:
         repo: The repository.
         name: Name of the model.
-        timeout: Seconds to wait.
+        timeout: Seconds to wait for the weights.
 
     Returns:
         A mapping of tensor names to read-only arrays.

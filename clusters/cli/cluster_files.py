@@ -38,7 +38,7 @@ def cluster_files(
     codec: Annotated[Text, typer.Option(help="Codec of the tensors on disk, such as 'shuffle|zstd(3)'.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write the files that start TensorVine on a cluster, and list the values that you must still provide.
+    """Write configuration files or scripts for TensorVine on a cluster, and list the values that are still missing.
 
     The accepted options depend on KIND.
     """

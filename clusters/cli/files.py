@@ -66,7 +66,7 @@ def import_(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Save the tensors of a file as a new version. Tensors that equal tensors of the parent are not stored again.
+    """Save the tensors of a file as a new version. Tensors that the parent already contains are not stored again.
 
     The architecture, quality and metadata are read from the file, if the file contains them.
     """

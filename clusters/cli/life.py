@@ -226,8 +226,8 @@ def down(
 ) -> None:
     """Write the pending versions of a repository to its path, then stop the repository.
 
-    If `tensorvine up` started Ray on this machine, and no other repository runs on Ray, the command also stops Ray.
-    The command never stops a Dask cluster.
+    If `tensorvine up` started Ray on this machine, and no other repository runs on this Ray cluster, the command also
+    stops Ray. The command never stops a Dask cluster.
     """
     from ..nodes import machines, repositories
 

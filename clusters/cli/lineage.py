@@ -29,7 +29,10 @@ def lineage(
     address: Address = None,
     scheduler: Scheduler = None,
 ) -> None:
-    """Show the ancestors and descendants of a version, their quality, and the layers that each version wrote.
+    """Show the ancestors and descendants of a version, their quality, and which tensors were inherited.
+
+    For an ancestor: the layers of the version that contain tensors written by the ancestor. For a descendant: the
+    number of its tensors that were written by the version.
 
     Retired ancestors are included. Their quality is shown if it is still stored in memory or on disk. --picture
     requires the extra `pictures`.

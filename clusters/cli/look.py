@@ -103,7 +103,7 @@ def ls(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the live versions, with parent, creation time, quality, bytes written, total bytes and inherited share."""
+    """List live versions with parent, creation time, quality, bytes written, total bytes and percentage inherited."""
     with connected(name, address, scheduler) as repository:
         found = _infos(repository, prefix)
     if as_json:

@@ -59,11 +59,12 @@ def top(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show models, memory, requests, traffic and waiting requests of each shard until Ctrl-C is pressed.
+    """Show models, memory, requests, traffic and unwritten versions of each shard until Ctrl-C is pressed.
 
-    Requests are saves, loads and prefix queries. Traffic is the tensor bytes per second that a shard receives from
-    saves, and that it sends to readers and other shards. Waiting requests wait for memory or for the disk. Unwritten
-    versions are not yet on disk. --json requires --once.
+    The column "req/s" shows saves, loads and prefix queries per second. "saved/s" and "sent/s" show the tensor bytes
+    per second that are received from saves, and sent to readers and other shards. "waiting" shows how many requests
+    wait for memory (mem) or for the disk. "unwritten" shows how many versions are not yet on disk. --json requires
+    --once.
     """
     if as_json and not once:
         raise typer.BadParameter("expected it only with --once", param_hint="--json")

@@ -33,8 +33,8 @@ def scale(
 ) -> None:
     """Change the number of shards while reads and writes continue. No data is lost.
 
-    The change is made in steps. Each step adds shards or drains one shard, and the planner records the new set of
-    shards. After the timeout, a recorded step is completed in the background, and an unrecorded step is undone.
+    The change consists of steps: each step adds one or more shards or drains one shard. At the timeout, the current
+    step is undone if it is still starting shards or copying tensors. Otherwise, it is completed in the background.
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:

@@ -78,15 +78,17 @@ class Relative:
     bytes_total: int | None
     """Bytes of all tensors of this version. None if this version is retired."""
     layers: tuple[str, ...] = ()
-    """Names of the layers of the reported version that contain tensors written by this version, from input to output.
+    """Names of layers, in order from input to output. If a tensor belongs to no layer, the tensor's name is listed.
 
-    For a descendant, the names of its layers that contain tensors written by the reported version. If a tensor belongs
-    to no layer, the name of the tensor is listed. Empty for a retired descendant.
+    For an ancestor: the layers of the reported version that contain tensors written by the ancestor. For the reported
+    version: its layers that contain tensors written by its own save. For a live descendant: the layers of the
+    descendant that contain tensors written by the reported version. Empty for a retired descendant.
     """
     tensors: int = 0
-    """Number of tensors of the reported version that were written by this version.
+    """For an ancestor: the number of tensors of the reported version that were written by the ancestor.
 
-    For a descendant, the number of its tensors that were written by the reported version. 0 for a retired descendant.
+    For the reported version: the number of tensors written by its own save. For a live descendant: the number of
+    tensors of the descendant that were written by the reported version. 0 for a retired descendant.
     """
 
 
@@ -116,7 +118,7 @@ class Lineage:
     ancestors: tuple[Relative, ...]
     """All ancestors of the reported version, starting with the root, followed by the reported version itself."""
     descendants: tuple[Relative, ...]
-    """The nearest live descendants, and the retired versions between them and the reported version.
+    """The nearest live descendants (at most 60), and the retired versions between them and the reported version.
 
     Parents precede their children.
     """
@@ -182,7 +184,8 @@ def lineage_of(repository: Answers, model: Model) -> Lineage:
         model: A live version, as a `ModelRef`, `"name@3"`, or `"name"` for the latest live version.
 
     Returns:
-        A report with all ancestors and the nearest descendants, among them at most 60 live descendants.
+        A report with all ancestors, the nearest live descendants (at most 60), and the retired versions between the
+        reported version and these descendants.
 
     Raises:
         ModelNotFoundError: if the version does not exist or is retired.

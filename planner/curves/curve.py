@@ -62,7 +62,7 @@ class LossCurve:
     mse: float
     """Mean squared error of the curve over the losses that were used for the fit."""
     tail_mse: float | None
-    """Mean squared error with which the form, fitted to the other losses only, predicts the last fifth of the losses.
+    """Mean squared error on the last fifth of the losses if the form is fitted only to the losses before them.
 
     None if `fit_loss_curve` made no such fit, because `choose` was "mse" or only one loss was finite.
     """

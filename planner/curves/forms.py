@@ -25,6 +25,8 @@ Bounds = tuple[Sequence[float], Sequence[float]]
 class LossForm:
     """A form of loss curve: a formula with parameters, and the starting points and bounds for fitting the parameters.
 
+    The variable x of the formula is the number of iterations since the first fitted loss, plus `first`.
+
     >>> def log2(x, a, b):
     ...     return a - b * np.log(x)
     >>> form = LossForm("log2", ("a", "b"), log2, lambda x, y: [(y[0], 0.1)], lambda x, y: ((0, 0), (10, 10)), first=1)
@@ -38,7 +40,7 @@ class LossForm:
     parameters: tuple[str, ...]
     """Names of the parameters, in the order in which `function` takes them after x."""
     function: Callable[..., Array]
-    """The formula: a function of the float64 array x and the parameters that returns the losses as a float64 array."""
+    """The formula: a function that takes a float64 array x and the parameters, and returns the losses as an array."""
     guesses: Callable[[Array, Array], ArrayLike]
     """Function that takes x and the losses, and returns starting points for the fit.
 
@@ -52,7 +54,7 @@ class LossForm:
     positive: frozenset[str] = frozenset()
     """Names of the parameters that must be positive. The logarithms of these parameters are fitted."""
     first: int = 0
-    """Value of x at the iteration of the first fitted loss."""
+    """Value of x at the first fitted loss, for example 1 for a formula that is not defined at x = 0."""
 
 
 def _exp2(x: Array, a: Array, b: Array) -> Array:

@@ -50,9 +50,9 @@ def optimal_schedule(
         stop: Last iteration after which a checkpoint can be taken.
         inferences: Total number of inferences, including the inferences with the version of `start`.
         price: Cost per checkpoint, in the unit of the predicted loss. The cost is added to the sum that is minimized.
-            The effect of stalls on the sum is always included.
-        most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the price
-            is increased until the best schedule at this price has at most `most` checkpoints.
+            The price need not cover stalls: the effect of stalls on the losses is already part of the sum.
+        most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the result
+            is the best schedule at a higher price. It can have fewer than `most` checkpoints.
 
     Returns:
         The schedule. Its `predicted_loss` does not include the price of the checkpoints.
@@ -88,8 +88,9 @@ def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, infe
 
     Returns:
         At most 32 schedules, ordered by their number of checkpoints. The first schedule has no checkpoints. The last
-        schedule has as many checkpoints as the result of `optimal_schedule`. Each schedule has a lower predicted loss
-        than the previous schedule. No other schedule with the same number of checkpoints has a lower predicted loss.
+        schedule has as many checkpoints as the result of `optimal_schedule` with the same arguments. Each schedule has
+        a lower predicted loss than the previous schedule. No other schedule with the same number of checkpoints has a
+        lower predicted loss.
 
     Raises:
         ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.

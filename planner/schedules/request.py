@@ -36,11 +36,14 @@ class PlanRequest:
     stop: int | None = None
     """Last iteration of the training run. None means that the last iteration is unknown."""
     inferences: float | None = None
-    """Total number of inferences with published versions. None counts only the inferences during the training run."""
+    """Number of inferences with published versions, during and after the training run.
+
+    None counts only the inferences during the training run.
+    """
     epoch: int | None = None
     """Number of iterations per epoch. Required for method "epoch"."""
     price: float = 0.0
-    """Cost of a checkpoint in addition to its stall, in the unit of `Schedule.predicted_loss`, for method "optimal"."""
+    """Cost per checkpoint, which the method "optimal" adds to the predicted loss when it compares schedules."""
     slowdown: float | None = 0.02
     """Maximum share of the training time spent in checkpoint stalls, for method "optimal". None means no limit."""
     forms: tuple[str | LossForm, ...] = tuple(FORMS)

@@ -32,7 +32,7 @@ NO_STALL = 1e-12
 
 
 def fixed_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> Schedule:
-    """Return the schedule with a fixed interval that has the lowest predicted loss (Viper, Algorithm 2).
+    """Return the fixed-interval schedule with the lowest predicted loss (Viper, Algorithm 2).
 
     Unlike in Viper, the predicted number of inferences with a version can be a fraction.
 
@@ -162,10 +162,10 @@ def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int
 
     Near iteration x, the checkpoint interval is `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations. In this formula,
     `l` is the loss curve, `t` is the duration of an iteration, `t_p` is the duration of a stall, and `e` is the last
-    iteration whose checkpoint can arrive before the last inference. Like the checkpoint interval of Young and Daly, the
-    formula balances two costs: a long interval keeps old versions in use for longer, and each stall delays all later
-    versions. The reciprocal of the interval is summed over the iterations. A checkpoint is taken each time the sum has
-    grown by one. `optimal_schedule` returns the exact optimum for any curve.
+    iteration whose checkpoint can arrive before the last inference. Like Young and Daly's formula for checkpoint
+    intervals, this one balances two costs: a long interval keeps old versions in use for longer, and each stall delays
+    all later versions. The function adds up the reciprocals of the intervals at all iterations, and takes a checkpoint
+    each time the sum has grown by one. `optimal_schedule` returns the exact optimum for any curve.
 
     Args:
         curve: Function from an iteration to its loss. A checkpoint is taken only after an iteration whose loss is lower

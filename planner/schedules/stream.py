@@ -226,8 +226,8 @@ class Stream:
     def plan(self, now: int) -> Schedule:
         """Fit the loss curve to the recorded losses, and return a schedule for the iterations after `now`.
 
-        While `costs` is None, the schedule contains at most the checkpoint of the first version, and the predicted loss
-        of the schedule is NaN.
+        While `costs` is None, the predicted loss is NaN, and the schedule contains at most one checkpoint, for the
+        first version.
 
         Args:
             now: The last finished iteration.

@@ -112,7 +112,8 @@ class TransferSelector:
     def failed(self, transport: str) -> None:
         """Record a failed transfer, and avoid the transport in the next 8 calls of `choose`.
 
-        The number of calls doubles with each consecutive failure, up to 512. A successful transfer ends the avoidance.
+        The number of calls doubles with each consecutive failure, up to 512. After a successful transfer, the
+        transport is no longer avoided.
 
         Args:
             transport: Name of the transport.
@@ -144,10 +145,10 @@ class TransferSelector:
         return self.speed(transport).seconds(nbytes)
 
     def choose(self, transports: Sequence[str], nbytes: int) -> str:
-        """Return the transport with the shortest predicted transfer time among transports that did not fail recently.
+        """Return the transport with the shortest predicted transfer time. Avoid transports that failed recently.
 
-        If all transports failed recently, the transport whose avoidance (see `failed`) ends first is returned. Of
-        several transports with the same predicted time, the first one in `transports` is returned.
+        If all transports are avoided, return the transport that is avoided for the fewest further calls (see `failed`).
+        Of several transports with the same predicted time, return the first one in `transports`.
 
         Args:
             transports: Names of the available transports, in order of preference.

@@ -54,7 +54,7 @@ class Encoded:
     data: Bytes
     """The encoded bytes as a 1-D uint8 array. If no stage was applied, `data` can be a view of the original tensor."""
     error: float = 0.0
-    """Largest absolute difference between an original element and the decoded element. 0 for lossless encoding."""
+    """Largest absolute difference between an element and its decoded value. 0 for lossless encoding."""
 
     @property
     def nbytes(self) -> int:

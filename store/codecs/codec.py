@@ -111,8 +111,9 @@ class Codec(ABC):
             base: The `base` that was passed to `encode`. Required if `encoded.codec` contains a delta stage.
 
         Raises:
-            CodecError: if `encoded.codec` contains a stage that this codec does not have, or the stages in a different
-                order; or if `base` is missing or has the wrong dtype or shape.
+            CodecError: if `encoded.codec` contains a stage that this codec does not have; if the order of the stages
+                differs from the order in this codec; or if a required `base` is missing or differs in dtype or shape
+                from the encoded tensor.
             CodecUnavailableError: if a stage needs a package that is not installed.
             CorruptDataError: if `encoded` is damaged.
         """
@@ -170,7 +171,7 @@ class ByteStage(Stage, Packer):
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether the stage leaves nearly uniform data uncompressed (data in which no byte value exceeds a 1/128 share)."""
+    """Whether the stage leaves data uncompressed if all byte values are about equally frequent (at most 1 in 128)."""
 
 
 class HeadStage(Stage):

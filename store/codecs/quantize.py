@@ -63,8 +63,8 @@ class Quantize(HeadStage):
     """A lossy stage that encodes each floating-point number as an integer code of a few bits.
 
     Only float16, bfloat16, float32 and float64 tensors with more than `bits` bits per element are quantised. Other
-    tensors are encoded without loss. Tensors that contain NaN or infinity, or whose value range is too narrow or too
-    wide for the codes, are also encoded without loss.
+    tensors are encoded without loss. This also applies to tensors that contain NaN or infinity, and to tensors whose
+    value range is too wide or too narrow for accurate floating-point calculations.
 
     Args:
         bits: Bits per code: 2 to 8, or 16.
@@ -101,7 +101,7 @@ class Quantize(HeadStage):
 
     @property
     def levels(self) -> int:
-        """The highest code: the number of quantisation steps from the minimum to the maximum."""
+        """The highest code, 2**bits - 1. The lowest code is 0."""
         return (1 << self.bits) - 1
 
     @property

@@ -48,7 +48,7 @@ class Layer:
     name: str
     """Name of the layer, unique within its graph. The layer's fingerprint does not depend on the name."""
     config: Mapping[str, Any]
-    """The operation and its settings as JSON values, without the layer's name and trainable flag."""
+    """Mapping of keys to JSON values: the layer's operation and settings, without its name and trainable flag."""
     inputs: tuple[str, ...] = ()
     """Names of the layers that provide the inputs of this layer, in order. Empty if the layer is an input layer."""
     tensors: tuple[str, ...] = ()

@@ -86,16 +86,18 @@ def checked_optimizer(
 def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
     """Return the variables of a model's optimizer by name, each with the name of the weight to which it belongs.
 
-    A slot is a variable that belongs to one weight, such as the momentum of a kernel. The name of a slot contains the
-    name of the weight.
+    Some variables belong to one weight, such as the momentum of a kernel. The name of such a variable contains the name
+    of the weight.
 
     Args:
         model: A built model.
-        numbered: True uses the weight names of `weights_of`. False uses the names of `weights_in_call_order`.
+        numbered: Whether weight names can contain the layer numbers that Keras counts per process, as in "dense_7". If
+            false, layers are numbered per model instead, as in "dense#2" (see `weights_in_call_order`).
 
     Returns:
         A mapping from variable names to pairs. The first item of a pair is the variable. The second item is the name of
-        the weight, or None if the variable is not a slot. The mapping is empty if there is no built optimizer.
+        the weight, or None if the variable does not belong to one weight. The mapping is empty if there is no built
+        optimizer.
     """
     optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:

@@ -135,11 +135,11 @@ class ModelState:
         Args:
             tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
-            strict: Whether to raise an error if a weight of the model is missing.
+            strict: Whether to raise an error if `tensors` lacks a weight of the model.
 
         Raises:
-            TensorNotFoundError: if `strict` is true and a weight of the model is missing. Not raised if the version
-                contains unknown names.
+            TensorNotFoundError: if `strict` is true and `tensors` lacks a weight of the model. No error is
+                raised if `tensors` also contains unknown names, which `checked` rejects.
             TensorMismatchError: if one tensor of the model corresponds to several stored tensors whose values differ.
         """
         if not self._are_all(tensors):
@@ -205,12 +205,13 @@ class ModelState:
         self.restore(kept, arrays.keys(), undo)
 
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
-        """Return a BLAKE2b hash (64 bytes) of layer state and of the weights from which layers derive state.
+        """Return a 64-byte BLAKE2b hash of the data that layers are restored from.
 
-        The result is empty if there is neither layer state nor such a weight.
+        This data is the layer state, and the weights of layers that may compute further data from their weights, such
+        as `keras.layers.Normalization`. If there is no such data, the result is empty.
 
         Args:
-            weights: Weights by name. Only weights from which layers derive state are hashed.
+            weights: Weights by name. Weights that are not part of the hashed data are ignored.
             kept: Layer state by name.
         """
         sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}
@@ -224,14 +225,15 @@ class ModelState:
     def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
         """Restore layer state after weights were assigned, and return whether any layer was restored.
 
-        If a layer derives state from an assigned weight, and `kept` has no state for the layer, the layer is restored
-        with its current state.
+        A layer that computes further data from its weights, such as `keras.layers.Normalization`, is also restored if
+        one of its weights was assigned. If `kept` has no state for this layer, the layer's current state is loaded
+        again, so that the layer computes the data from the new weights.
 
         Args:
             kept: Layer state from `checked`.
             assigned: Names of the weights that were assigned.
-            undo: Function that restores the previous weights. If a layer rejects its state, `undo` is called before the
-                previous layer state is restored.
+            undo: Function that restores the previous weights. If a layer rejects its state, this function is called
+                first, and then the previous layer state is restored.
 
         Raises:
             GraphError: if a layer rejects its state.

@@ -83,7 +83,8 @@ def fill(
 
     Raises:
         TensorNotFoundError: if the model lacks a tensor of `tensors`, or its optimizer lacks a tensor of `optimizer`;
-            if `tensors` lacks a weight and `strict` is true; or if `optimizer` is not empty and lacks a variable.
+            if `strict` is true and `tensors` lacks a weight of the model; or if `optimizer` is not empty and lacks a
+            variable of the model's optimizer.
         TensorMismatchError: if a tensor differs in shape or dtype from its weight or optimizer variable, if one tensor
             of the model corresponds to several stored tensors whose values differ, or if the content of a layer-state
             file (a Keras asset) is not a 1-D uint8 array.

@@ -273,7 +273,7 @@ class _Math:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether `torch.compile` returned this module. If so, the original module is `module._orig_mod`."""
+    """Return whether a module is a wrapper from `torch.compile`. If so, the original module is `module._orig_mod`."""
     return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 

@@ -49,8 +49,9 @@ def assign(module: nn.Module, tensors: Mapping[str, object], state: State | None
     """Copy tensors into a module. Parameters and buffers that are not in `tensors` keep their values.
 
     All tensors are checked before the first is written. If an error is raised, the module keeps its previous values. If
-    the module has custom loading code (see `loads_itself`), `load_state_dict` sets the whole state. Tensors of the
-    module that are on the device "meta" are replaced by tensors in CPU memory.
+    the module has custom loading code (see `loads_itself`), its `load_state_dict` is called with `tensors` and with the
+    current values of all other parameters and buffers. Tensors of the module that are on the device "meta" are replaced
+    by tensors in CPU memory.
 
     Args:
         module: The module, or a wrapper such as `DistributedDataParallel`.

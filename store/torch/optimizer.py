@@ -38,12 +38,12 @@ Scheduler = torch.optim.lr_scheduler.LRScheduler
 def optimizer_tensors_of(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Scheduler | None = None
 ) -> dict[str, Array]:
-    """Return the state of an optimizer and of its learning-rate schedule as arrays, by name.
+    """Return the state of an optimizer and of its learning-rate scheduler as a mapping of names to arrays.
 
     Args:
         module: The module with the parameters, or a wrapper such as `DistributedDataParallel`.
         optimizer: The optimizer of the module's parameters, or None.
-        scheduler: The learning-rate schedule of the optimizer, or None.
+        scheduler: The learning-rate scheduler of the optimizer, or None.
 
     Raises:
         TensorMismatchError: if the optimizer has a parameter that is not in the module, or a value of the state cannot
@@ -76,7 +76,7 @@ def optimizer_tensors_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restoring:
-    """The state that `restoring` has checked against an optimizer and its learning-rate schedule.
+    """Stored state that was checked by `restoring` and fits an optimizer and its learning-rate scheduler.
 
     Call `apply` to set the state.
     """
@@ -87,16 +87,16 @@ class Restoring:
     _groups: Sequence[Mapping[str, object]]
     """Stored options of each parameter group."""
     _schedule: dict[str, object]
-    """Stored state of the learning-rate schedule. Empty if there is no schedule."""
+    """Stored state of the learning-rate scheduler. Empty if there is no scheduler."""
 
     def apply(self) -> Callable[[], None]:
-        """Set the checked state of the optimizer and of the learning-rate schedule.
+        """Set the optimizer and the learning-rate scheduler to the checked state.
 
         Returns:
             A function that restores the previous state.
 
         Raises:
-            TensorMismatchError: if the optimizer or the schedule rejects the state. Both keep the previous state.
+            TensorMismatchError: if the optimizer or the scheduler rejects the state. Both keep the previous state.
         """
         undo: list[Callable[[], None]] = []
         try:
@@ -168,22 +168,22 @@ def restoring(
     scheduler: Scheduler | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Restoring:
-    """Check that stored state fits an optimizer and its learning-rate schedule, without changing them.
+    """Check that stored state fits an optimizer and its learning-rate scheduler, without changing them.
 
     Call `apply` on the result to set the state.
 
     Args:
         module: The module with the parameters.
-        tensors: Arrays that `optimizer_tensors_of` returned. Tensors of the module itself are ignored.
+        tensors: The result of `optimizer_tensors_of`. It can also contain tensors of the module, which are ignored.
         optimizer: The optimizer to restore, or None.
-        scheduler: The learning-rate schedule to restore, or None.
-        renamed: A mapping from stored parameter names to parameter names in the module. Names that are the same in both
-            can be omitted.
+        scheduler: The learning-rate scheduler to restore, or None.
+        renamed: Mapping of stored parameter names to parameter names in the module. Parameters whose name has not
+            changed can be omitted.
 
     Raises:
-        TensorNotFoundError: if `tensors` lacks the state of the optimizer or schedule, or the module lacks a parameter
-            that the state names.
-        TensorMismatchError: if the state belongs to a different class of optimizer or schedule, or to different
+        TensorNotFoundError: if `tensors` lacks the state of the optimizer or scheduler, or if the stored state contains
+            a parameter that the module lacks.
+        TensorMismatchError: if the state belongs to a different class of optimizer or scheduler, or to different
             parameter groups, or if a parameter of the optimizer is on the device "meta".
         CorruptDataError: if the stored state is damaged.
     """

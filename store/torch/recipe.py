@@ -218,8 +218,8 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Mapping of names, without the module path, to classes and functions. They are used instead of
-            the imported classes and functions of the same names.
+        custom_objects: Mapping of names, such as "Block", to classes and functions. If the recipe contains a class or
+            function of one of these names, the object from the mapping is used, and nothing is imported for this name.
 
     Raises:
         GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises an

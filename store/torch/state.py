@@ -82,9 +82,10 @@ class State:
         return id(self.tensors[name]) in self._own
 
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtype name and the shape of each plain tensor (not quantised), by name.
+        """Return a mapping of tensor names to dtype names and shapes.
 
-        Extra state (from `get_extra_state`) is left out, because extra state may have any dtype and shape.
+        Quantised tensors are left out. Extra state (from `get_extra_state`) is left out, because it may have any dtype
+        and shape.
         """
         return {
             name: (_name_of(item.dtype), tuple(item.shape))
@@ -130,7 +131,10 @@ def plain_name(name: str) -> str:
 
 
 def live_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the parameters and persistent buffers of a module, by name. The tensors share memory with the module."""
+    """Return the tensors in a module's `state_dict()`, by name. Quantised tensors are left out.
+
+    Parameters and buffers are not copied.
+    """
     found = _of_part(module)
     return State(module).tensors if found is None else found
 
@@ -151,7 +155,9 @@ def _of_part(module: nn.Module) -> dict[str, torch.Tensor] | None:
 
 
 def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array]:
-    """Return the parameters and persistent buffers of a module as read-only arrays, by their names in `state_dict()`.
+    """Return the parameters, persistent buffers and extra state of a module as read-only arrays.
+
+    The names of the arrays are those in `state_dict()`, without the prefixes of wrappers, such as `_orig_mod.`.
 
     Plain tensors on the CPU are not copied, so in-place changes, such as an optimizer step, also change the arrays.
     Quantised tensors and non-tensor extra state are copied into arrays named `NAME:json`, `NAME:0` and so on.
@@ -183,7 +189,7 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
 
 
 def lacking(module: nn.Module, names: Collection[str]) -> list[str]:
-    """Return the names of a module's state that are missing from `names`.
+    """Return those names in a module's `state_dict()` that are missing from `names`.
 
     If a tensor has several names, one of them in `names` is enough.
     """

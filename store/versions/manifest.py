@@ -87,7 +87,7 @@ class ModelInfo:
 
     @classmethod
     def of(cls, header: Header) -> ModelInfo:
-        """Create a `ModelInfo` from the header of a version's manifest. A manifest describes one version."""
+        """Create a `ModelInfo` from the header of the manifest that describes a version."""
         return cls(
             ref=header.ref,
             parent=header.parent,

@@ -158,7 +158,7 @@ class KeepBytes(Retention):
         _check(self, "nbytes", self.nbytes, 0)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the references of the newest versions up to a total size of `nbytes`, always including the newest."""
+        """Return the references of the newest versions up to a total size of `nbytes`, and of at least one version."""
         kept: set[ModelRef] = set()
         total = 0
         for version in _newest_first(versions):

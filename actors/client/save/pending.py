@@ -26,7 +26,7 @@ it ran out."""
 
 
 class PendingSave:
-    """A save that `Repository.save_async` started.
+    """A save started by `Repository.save_async`.
 
     `staged` waits until the caller can change the tensors. `committed` waits until the version is committed. If the
     client, or a shard that holds data of the save, dies before the commit, the version is not created.

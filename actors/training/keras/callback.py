@@ -39,7 +39,7 @@ from .state import KerasState
 class FitHooks(keras.callbacks.Callback):
     """A Keras callback that calls the methods of a `Hooks` object in each step of `model.fit`.
 
-    Use the callback in a `with` block, or call `close` after use.
+    Pass the `Hooks` object to the method `hook`. Use the callback in a `with` block, or call `close` after use.
 
     Args:
         model: A built model that uses the TensorFlow backend and a single device. The model must be compiled with an
@@ -47,7 +47,8 @@ class FitHooks(keras.callbacks.Callback):
         steps_done: Number of steps trained before the first call of `fit` with this callback.
 
     Raises:
-        ValueError: if the model is not compiled in this way, has another backend, or uses several devices.
+        ValueError: if the model is not compiled in this way, does not use the TensorFlow backend, or uses several
+            devices.
         GraphError: if the model has no weights yet because its input shape is unknown.
     """
 
@@ -72,11 +73,11 @@ class FitHooks(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Add the hooks to the train step of the model. Keras calls this method in `fit`.
 
-        In the first call of `fit` with this callback, Keras recompiles the train step.
+        In the first call of `fit` with this callback, Keras rebuilds the train function of the model.
 
         Raises:
-            ValueError: if `model` is not the model of this callback, or was recompiled with XLA or several steps per
-                execution.
+            ValueError: if `model` is not the model of this callback, or if `model.compile` was called again and enabled
+                XLA or several steps per execution.
         """
         if model is not self._fitted:
             raise ValueError(f"{self._where}: expected the model of this callback; found another one, {model.name!r}")
@@ -123,10 +124,11 @@ class FitHooks(keras.callbacks.Callback):
 class ForkCallback(OutsideRank, FitHooks):
     """A Keras callback that makes a training run with `model.fit` forkable.
 
-    Use the callback in a `with` block. During this block, any process of the cluster can find this rank with
-    `find_trainers` and fork the run with `fork`. The forked state contains the weights, the optimizer state, and the
-    random states of the layers, Python and NumPy. It does not contain the metrics or the states of stateful recurrent
-    layers. Each batch is one step. Steps are counted over all calls of `fit` with the same callback.
+    Create a `ForkCallback` in each process of the training run, and use it in a `with` block. While this block runs,
+    any process of the cluster can find the ranks with `find_trainers` and fork the run with `fork`. The forked state
+    contains the weights, the optimizer state, and the random states of the layers, Python and NumPy. It does not
+    contain the metrics or the states of stateful recurrent layers. Each batch is one step. Steps are counted over all
+    calls of `fit` with the same callback.
 
     Args:
         run: Name of the run. Two runs cannot use the same name at the same time.
@@ -140,8 +142,8 @@ class ForkCallback(OutsideRank, FitHooks):
 
     Raises:
         ForkError: if the same run name and rank are already registered.
-        ValueError: if the model is not compiled in this way, has another backend, or uses several devices; or if `rank`
-            or `steps_done` is out of range.
+        ValueError: if the model is not compiled in this way, does not use the TensorFlow backend, or uses several
+            devices; or if `rank` or `steps_done` is out of range.
         GraphError: if the model has no weights yet because its input shape is unknown.
         RepositoryNotFoundError: if no cluster of the engine is running.
 
@@ -204,7 +206,10 @@ class ForkCallback(OutsideRank, FitHooks):
         return self.state.tensor(name)
 
     def facts(self) -> Facts:
-        """Return the non-tensor part of the training state. `KerasTraining.restore` accepts the result."""
+        """Return the non-tensor part of the training state, as an argument for `KerasTraining.restore`.
+
+        It includes the step count, the learning rates, and the states of Python's and NumPy's random generators.
+        """
         return {"options": {}, **self.state.facts()}
 
     def _read_order(self) -> Sequence[str]:

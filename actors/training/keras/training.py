@@ -47,9 +47,9 @@ class KerasTraining:
     statistics, such as those of batch normalization, and states of random generators can differ between ranks.
 
     In our tests on CPUs, the same state and data always gave bit-for-bit equal results. For equal results on GPUs,
-    call `tf.config.experimental.enable_op_determinism()` in the `build` function. Do not use TensorFlow's own random
-    operations (`tf.random.*`), because their state cannot be read. Keras layers do not use these operations. The states
-    of stateful recurrent layers are not part of the training state.
+    call `tf.config.experimental.enable_op_determinism()` in the `build` function passed to `start_trainers`. Do not use
+    TensorFlow's own random operations (`tf.random.*`), because their state cannot be read. Keras layers do not use
+    these operations. The states of stateful recurrent layers are not part of the training state.
 
     Args:
         context: The argument of the `build` function. `KerasTraining` applies "learning_rate" from `context.options` to
@@ -59,8 +59,8 @@ class KerasTraining:
         batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps are numbered from 1. The
             result must depend only on the arguments. Use the same batch size on all ranks, because all ranks have equal
             influence on the average of the gradients.
-        options: Function that takes a mapping of option names to values. `configure` passes its options to this
-            function, except a "learning_rate" that it applies to the optimizer.
+        options: Function that takes a mapping of option names to values. `configure` calls the function with all
+            options except "learning_rate". If the optimizer has a learning-rate schedule, "learning_rate" is included.
 
     Raises:
         ValueError: if the model is not compiled with an optimizer, does not use the TensorFlow backend or uses several
@@ -146,7 +146,9 @@ class KerasTraining:
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Set the learning rate, and pass all other options to the function given as `options` to the constructor.
+        """Set "learning_rate" on the optimizer, and pass all other options to the constructor's function `options`.
+
+        If the optimizer has a learning-rate schedule, "learning_rate" is passed to the function instead.
 
         Raises:
             ValueError: if an option is unknown, or if the learning rate is not a finite number of at least 0.
@@ -180,8 +182,8 @@ class KerasTraining:
     def facts(self) -> Facts:
         """Return the non-tensor part of the training state.
 
-        It includes the step count, the current learning rates, the option "learning_rate", and the states of Python's
-        and NumPy's random generators.
+        It includes the step count, the current learning rates, the option "learning_rate" if it was set, and the states
+        of Python's and NumPy's random generators.
         """
         return {"options": self._told, **self._state.facts()}
 
@@ -196,8 +198,8 @@ class KerasTraining:
     def restore(self, facts: Facts) -> None:
         """Restore the non-tensor part of the training state from the `facts` of another rank.
 
-        By default, this includes the learning rate. However, if the option "learning_rate" was set on this rank, and
-        was not set to the same value on the other rank, the value that was set on this rank is used.
+        By default, this includes the learning rate. However, if the option "learning_rate" is set only on this rank,
+        or has different values on the two ranks, the value of this rank is used.
 
         Raises:
             ValueError: if the other rank uses a different optimizer.
@@ -207,11 +209,14 @@ class KerasTraining:
         self._configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before the first read of each tensor. None disables these calls."""
+        """Set a function that the next step calls as `wait(name)` for each tensor, before it reads the tensor.
+
+        None removes the function.
+        """
         self._gates.set(wait)
 
     def close(self) -> None:
-        """Remove the hooks and stop averaging gradients."""
+        """Remove the hooks and stop averaging gradients. Do not call `step` afterwards."""
         self._tells.hooks = None
         if self._gradients is not None:
             self._gradients.close()

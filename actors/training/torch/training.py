@@ -213,8 +213,8 @@ class TorchTraining:
     def forward_order(self) -> Sequence[str]:
         """List the names of the tensors that a forward pass can read, in the order of the first forward pass.
 
-        Before the first forward pass, the names are in the order of registration. This is always the order for compiled
-        models and for models with custom loading code.
+        Before this pass, and always for compiled models and models with custom loading code, the names are in the order
+        of registration.
         """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
@@ -226,7 +226,8 @@ class TorchTraining:
     def facts(self) -> Facts:
         """Return the non-tensor part of the training state.
 
-        It includes the step count, the options, the schedule, and the states of Python's and NumPy's random generators.
+        It includes the step count, the options that were set, the state of the scheduler, and the states of Python's
+        and NumPy's random generators.
         """
         return {"steps_done": self._done, "read": self._read, "options": self._told, **self._state.facts()}
 
@@ -235,7 +236,7 @@ class TorchTraining:
         return self._state.memory(name)
 
     def filled(self, name: str) -> None:
-        """Set a tensor to the value that was written into the buffer from `memory`."""
+        """Set a tensor to the value in the buffer that `memory` returned."""
         self._state.filled(name)
 
     def restore(self, facts: Facts) -> None:
@@ -254,15 +255,15 @@ class TorchTraining:
         self._state.configure({name: value for name, value in self._told.items() if other.get(name) != value})
 
     def gate(self, wait: Callable[[str], None] | None) -> None:
-        """Make the next step call `wait(name)` before the first use of each tensor. None disables these calls.
+        """Set a function that the next step calls once per tensor, as `wait(name)`. None removes the function.
 
-        For tensors that the step does not use, `wait` is called at the end of the step at the latest.
+        The call is made before the step first uses the tensor, and for unused tensors before the step ends.
         """
         self._wait = wait
         self._gated = {} if wait is None else {spec.name: None for spec in self.specs()}
 
     def close(self) -> None:
-        """Remove the hooks and stop averaging gradients."""
+        """Remove the hooks and stop averaging gradients. Do not call `step` afterwards."""
         self._hooks = None
         for handle in self._handles:
             handle.remove()
@@ -281,7 +282,7 @@ class TorchTraining:
                 self._gated.pop(name, None)
 
     def parts(self, parameter: nn.Parameter) -> list[str]:
-        """List the names of the tensors that an update of a parameter changes: parameter and optimizer state."""
+        """List the names of the tensors that an update changes: the given parameter and its optimizer state."""
         return self._state.parts(self._names[id(parameter)])
 
     def view(self, name: str) -> tuple[Array, bool]:
