@@ -60,6 +60,7 @@ class FitCallback(keras.callbacks.Callback):
         super().__init__()
         self._steps = steps
         self._batches = 0
+        self._is_first = True
         self._sums: _Sums | None = None
 
     def set_model(self, model: keras.Model) -> None:
@@ -72,18 +73,21 @@ class FitCallback(keras.callbacks.Callback):
         self._sums = _sums_of(model)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the number of the last iteration, and the number of iterations per epoch, to the publisher.
-
-        If Keras does not know the number of batches per epoch, nothing is passed.
-        """
-        params = cast("dict[str, Any] | None", self.params) or {}
-        steps, epochs = params.get("steps"), params.get("epochs")
-        if steps and epochs:
-            self._steps.expect(stop=self._steps.iteration + steps * epochs, epoch=steps)
+        """Prepare for a call of `fit`."""
+        self._is_first = True
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the number of batches in the epoch to 0."""
+        """Pass the number of the last iteration, and the number of iterations per epoch, to the publisher.
+
+        This happens in the first epoch, which is epoch `initial_epoch` of `fit`. If Keras does not know the number of
+        batches per epoch, nothing is passed.
+        """
         self._batches = 0
+        params = cast("dict[str, Any] | None", self.params) or {}
+        steps, epochs = params.get("steps"), params.get("epochs")
+        if self._is_first and steps and epochs:
+            self._steps.expect(stop=self._steps.iteration + steps * (epochs - epoch), epoch=steps)
+        self._is_first = False
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Reset the sums of the losses to 0. They contain losses of earlier batches, including validation batches."""

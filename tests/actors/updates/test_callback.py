@@ -134,8 +134,10 @@ class Steps:
     def __init__(self) -> None:
         self.iteration = 0
         self.losses: list[tuple[int, float]] = []
+        self.expected: list[tuple[int | None, int | None]] = []
 
-    def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None: ...
+    def expect(self, *, stop: int | None = None, epoch: int | None = None) -> None:
+        self.expected.append((stop, epoch))
 
     def step(self, loss: float, model: Any, iteration: int | None = None) -> bool:
         self.iteration = iteration or self.iteration + 1
@@ -184,6 +186,17 @@ def test_a_fit_after_one_without_the_callback_counts_its_batches():
     assert steps.iteration == 10
     assert list(history.history) == ["loss"]
     assert history.history["loss"] == pytest.approx([np.mean([loss for _, loss in steps.losses])], rel=1e-4)
+
+
+def test_a_fit_that_begins_at_a_later_epoch_expects_the_iterations_that_are_left():
+    model, steps = net(), Steps()
+    x, y = np.ones((20, 4), np.float32), np.ones((20, 1), np.float32)
+    for initial_epoch, epochs in ((0, 2), (2, 5)):  # as training goes on after a restart
+        model.fit(
+            x, y, batch_size=2, initial_epoch=initial_epoch, epochs=epochs, verbose=0, callbacks=[FitCallback(steps)]
+        )
+    assert steps.expected == [(20, 10), (50, 10)]
+    assert steps.iteration == 50
 
 
 def test_a_train_step_without_the_loss_tracker_is_taken_at_its_word():
