@@ -52,7 +52,7 @@ class CheckpointCallback(FitCallback):
         super().__init__(self.publisher)
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
-        """Prepare for a call of `fit`. If the publisher is closed, create a new one with a new plan and a new report."""
+        """Prepare for a call of `fit`. If the publisher is closed, create a new one with a new plan and report."""
         if self.publisher.is_closed:
             self._steps = self.publisher = self._begin()
         super().on_train_begin(logs)
