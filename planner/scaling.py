@@ -29,8 +29,8 @@ class ScalePolicy:
         full: Limit for the fraction of the shards' memory that is in use, above 0 and at most 1.
         requests_per_s: Limit for the average number of requests per second and shard.
         join_after_s: Shards are added after `full` or `requests_per_s` has been exceeded for this number of seconds.
-        drain_after_s: A shard is removed after fewer shards have been sufficient for this number of seconds. Fewer
-            shards are sufficient if they can carry the load at no more than 70% of `full` and of `requests_per_s`.
+        drain_after_s: A shard is removed after the load has been low for this number of seconds. The load is low if
+            fewer shards could carry the load without exceeding 70% of `full` or 70% of `requests_per_s`.
 
     Raises:
         ValueError: if an argument is out of range.

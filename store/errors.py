@@ -1,8 +1,8 @@
 """The errors that TensorVine raises.
 
 Every error derives from `TensorVineError` and from a built-in exception. For example, `except TensorVineError` and
-`except KeyError` both catch a `ModelNotFoundError`. The message of an error states the operation or the
-argument that failed, the expected value and the actual value.
+`except KeyError` both catch a `ModelNotFoundError`. The message of an error names the failed operation or the invalid
+argument, and states the expected value and the actual value.
 
     TensorVineError
     ├── ModelNotFoundError(KeyError)            the name or version does not exist, or it was retired
@@ -27,9 +27,10 @@ argument that failed, the expected value and the actual value.
     ├── ClosedError(RuntimeError)               a client was closed, or is used in a forked process
     ├── MovedError(LookupError)                 the data has moved to another shard; clients retry automatically
     ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
-    └── CollectiveError(RuntimeError)           a call of `ray.util.collective` failed in a TensorVine group
+    └── CollectiveError(RuntimeError)           a `ray.util.collective` function failed in a TensorVine group
 
-A stored error keeps the local variables of its traceback alive, unless the error was passed to `without_frames`.
+While a program keeps a reference to an error, the local variables in the error's traceback also stay in memory. To
+clear these variables, pass the error to `without_frames`.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class OperationTimeoutError(TensorVineError, TimeoutError):
 
 
 class CollectiveError(TensorVineError, RuntimeError):
-    """Raised if a call of `ray.util.collective` fails in a TensorVine group, or if a process cannot join the group.
+    """Raised if a `ray.util.collective` function fails in a TensorVine group, or if a process cannot join the group.
 
     If the cause is known, the exception is also an instance of the class for that cause. For example, if a member died,
     the exception is both a `CollectiveError` and a `PeerLostError`.

@@ -73,8 +73,8 @@ class ShardStats:
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     replicas_missing: int = 0
-    """Number of replicas of this shard that are missing or incomplete. A replica also counts as missing if its node
-    already stores the shard or another replica."""
+    """Number of missing replicas of this shard: the required number (`replicas` of `Repository.start`, minus 1) minus
+    the number of nodes with a complete replica. The shard's own node does not count as a node with a replica."""
     manifests_unread: int = 0
     """Number of manifest files that the shard could not read at its start and has not read since."""
     files_orphaned: int = 0

@@ -130,8 +130,9 @@ class Deployment:
                 logged.
             scaling: Policy that adds and drains shards according to the stored bytes, the request rate and the number
                 of nodes. None means that only `shards` and the method `scale` determine the number of shards.
-            nodes: Requirements that a node must meet to hold a shard: minimum amounts of resources and values of
-                labels, such as `{"tensorvine": 1}` or `{"ray.io/market-type": "on-demand"}`. None allows every node.
+            nodes: Mapping with the requirements that a node must meet to hold a shard. The name of a resource is mapped
+                to the minimum amount, such as `{"tensorvine": 1}`. The name of a label is mapped to the required value,
+                such as `{"ray.io/market-type": "on-demand"}`. None allows every node.
             engine: `"ray"`, `"dask"` (Dask's current client, else the scheduler at DASK_SCHEDULER_ADDRESS, else a new
                 `LocalCluster`), a `distributed.Client`, or the address of a Dask scheduler. None means the engine that
                 is already running in this process, or Ray if no engine is running.
@@ -212,12 +213,13 @@ class Deployment:
         raise `ClosedError`.
 
         Args:
-            timeout: Seconds to wait for pending saves and writes to disk together. Each save also has its own timeout,
-                and the wait for writes to disk is at most 600 s. With None, only these two limits apply.
+            timeout: Total number of seconds to wait for pending saves and for writes to disk. In addition, each save
+                has its own timeout, and the wait for writes to disk is at most 600 s. With None, only these two limits
+                apply.
 
         Raises:
             StorageError: if versions cannot be written to disk, as in `flush`. The message names the versions.
-            OperationTimeoutError: if committed versions are not on disk in time. The message names them.
+            OperationTimeoutError: if committed versions are not on disk in time. The message names these versions.
             OptionError: if the timeout is not a number.
         """
         deadline = NEVER if timeout is None else Deadline.after(timeout)
@@ -246,7 +248,7 @@ class Deployment:
         on disk. Afterwards, calls of other clients raise `ShardUnavailableError` or `RepositoryNotFoundError`.
 
         Args:
-            timeout: Seconds for pending saves and writes to disk together, as in `close`.
+            timeout: Total number of seconds to wait for pending saves and for writes to disk. For None, see `close`.
 
         Raises:
             TensorVineError: the errors of `close`.

@@ -244,9 +244,9 @@ class Repository(Deployment):
 
         Returns:
             A mapping of tensor names to NumPy arrays. With `into`, these arrays share the memory of the given arrays.
-            Otherwise the arrays are read-only, and are not copied if this node holds the bytes. The arrays stay valid
-            after the version is retired, a shard dies or the client is closed. Other processes share the memory of the
-            arrays: copy an array before you write to it, for example through `torch.from_numpy`.
+            Without `into`, the arrays are read-only. If this node holds the bytes, the arrays are not copied, and share
+            memory with other processes. The arrays stay valid after the version is retired, a shard dies or the client
+            is closed. `torch.from_numpy` does not copy: to get a writable tensor, pass a copy of the array.
 
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
@@ -288,7 +288,8 @@ class Repository(Deployment):
                 memory is allocated on the CPU. None builds a new model. A new Keras model is compiled if the saved
                 model was compiled.
             optimizer: For a Keras model, whether to load the state of its optimizer, if the state was saved. For a
-                torch module, the optimizer of `into` whose state is loaded. True then loads no optimizer state.
+                torch module, the optimizer of `into` whose state is loaded. With True or False, the optimizer state of
+                a torch module is not loaded.
             scheduler: Learning-rate scheduler whose state is loaded, for a torch optimizer.
             strict: Whether the version must contain every tensor of `into`.
             compile: Whether to compile a new Keras model. False also omits the state of its optimizer.
@@ -299,8 +300,8 @@ class Repository(Deployment):
             The new model, or `into`.
 
         Raises:
-            GraphError: if the model cannot be built, if a layer rejects its stored state, or if an argument does not
-                apply to a model of this framework.
+            GraphError: if the model cannot be built, if a layer cannot restore its stored state, or if an argument
+                does not apply to a model of this framework.
             TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
                 With `strict=False`, `into` can have tensors that are not stored.
             TensorMismatchError: if a tensor differs in shape or dtype from the stored tensor, or the classes of the
@@ -354,8 +355,8 @@ class Repository(Deployment):
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
         """Return the saved qualities of versions, including retired versions.
 
-        The quality of a retired version is known while a live version derives from the retired version. If the home
-        shard of the version's name restarts, the quality of a retired version is lost unless the quality is on disk.
+        The quality of a retired version is known while a live version derives from it. If the shard that manages the
+        versions of a name restarts, the qualities of the name's retired versions are lost, unless they are on disk.
 
         Args:
             refs: Versions, such as those of a lineage.
@@ -515,7 +516,7 @@ class Repository(Deployment):
         """Save the tensors of a file as a new version.
 
         Args:
-            path: File name or URI, as in `export`, of a file that `export` or another tool wrote.
+            path: File name or URI of a file written by `export` or another tool. See `export` for the formats.
             name: Name of the model.
             as_save: Further keyword arguments of `save`. `graph`, `quality` and `metadata` default to the values in the
                 file. If another tool wrote the file, the file's own metadata (`__metadata__` of safetensors, schema

@@ -19,7 +19,7 @@ class RepositoryStats:
     bytes_memory: int
     """Size of the tensors in memory, in bytes, without padding."""
     bytes_disk: int
-    """Size of the segment files on disk, which contain the tensors, in bytes."""
+    """Size of the segment files on disk, in bytes. The segment files contain the tensors."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
 

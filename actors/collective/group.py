@@ -33,9 +33,10 @@ class Work(Protocol):
     """An operation started by a method of `Group`, such as `isend`."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the operation has ended. After that, each call returns at once, or raises the same error again.
+        """Wait until the operation has ended, and raise its error if the operation failed.
 
-        If the timeout expires first, the operation fails and breaks the group: later operations of the group also fail.
+        If the operation has already ended, the call does not wait. If the timeout expires before the operation has
+        ended, the operation fails and breaks the group: later operations of the group also fail.
 
         Args:
             timeout: Seconds to wait from now. None waits until the operation itself times out.
@@ -53,18 +54,19 @@ class Work(Protocol):
 
 
 class Group(ABC):
-    """One member of a collective group.
+    """The membership of one process in a collective group.
 
-    `connect` joins a group and returns a `Group`. `close`, or the end of a `with` block, leaves the group.
+    A collective group consists of processes that exchange arrays. Each member of the group has a number, its rank.
+    `connect` joins a group and returns a `Group` object. `close`, or the end of a `with` block, leaves the group.
 
     As in MPI, the methods `isend`, `irecv`, `ibroadcast`, `iall_gather`, `iall_reduce` and `ibarrier` start an
     operation and return a `Work` to wait for. The methods `send`, `recv`, `broadcast`, `all_gather`, `all_reduce` and
     `barrier` wait until the operation has ended.
 
-    Arrays are contiguous arrays of NumPy, PyTorch, TensorFlow or CuPy, or contiguous slices of such arrays. The back
-    ends "shared" and "gloo" accept only arrays in CPU memory. TensorFlow tensors are read-only: they can only be sent,
-    or broadcast by the root. Until an operation has ended, do not change its input array, and do not read its output
-    array.
+    The methods accept contiguous NumPy, PyTorch, TensorFlow and CuPy arrays, and contiguous slices of such arrays. The
+    back ends "shared" and "gloo" accept only arrays in CPU memory. TensorFlow tensors are read-only: they can only be
+    sent, or broadcast by the root. Until an operation has ended, do not change its input array, and do not read its
+    output array.
 
     All ranks must call the collectives (broadcast, all-gather, all-reduce and barrier) in the same order and with the
     same root, reduction, bounds, dtype and shape. Between two ranks, the k-th `recv` receives the array of the k-th
@@ -72,8 +74,9 @@ class Group(ABC):
     `TensorMismatchError` before any of their arrays is written to. However, if one rank calls `send` or `recv` and the
     other rank calls a collective instead, `send` or `recv` fails with `OperationTimeoutError`.
 
-    A failed operation breaks the group: running operations fail, and later operations raise the same error. Several
-    threads can use a group.
+    A failed operation breaks the group: running operations fail, and later operations raise the same error.
+
+    Several threads can use one `Group` object at the same time.
     """
 
     backend: ClassVar[str]

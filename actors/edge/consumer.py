@@ -150,7 +150,7 @@ class EdgeConsumer:
 
         Raises:
             ModelNotFoundError: if the version does not exist or was retired.
-            RepositoryNotFoundError: if Redis does not contain a repository of this name.
+            RepositoryNotFoundError: if Redis contains no data of the consumer's repository.
             StorageError: if Redis does not answer.
             ShardUnavailableError, OperationTimeoutError: if a shard does not answer in time.
             ModelLostError: if bytes of the version were lost when a shard died.

@@ -52,7 +52,8 @@ class Candidate:
     Raises:
         InvalidNameError: if the name is malformed.
         GraphError: if `model` is neither a Keras model nor a torch module, or if the architecture cannot be stored.
-        ShardUnavailableError, OperationTimeoutError: if a shard does not answer the query or the load in time.
+        ShardUnavailableError, OperationTimeoutError: if a shard does not answer in time while the constructor searches
+            for the ancestor or loads layers of the ancestor.
 
     >>> with Candidate(repo, "nas/7", model) as candidate:                        # doctest: +SKIP
     ...     model.compile("adam", "mse")

@@ -38,8 +38,8 @@ from .retirement import Population
 log = logging.getLogger(__name__)
 
 DRAWS = 1000
-"""Maximum number of random draws. It limits the draws of a hyperparameter value until the value differs from the
-parent's value, and the draws of a child until the search space allows the child."""
+"""Maximum number of random draws of one hyperparameter value, and of one child. A numerical value is drawn again if it
+equals the value of the parent. A child is drawn again if the search space forbids the child."""
 
 
 def run_function(
@@ -104,7 +104,8 @@ class Retirement(Callback):
         """Add a finished candidate to the population, or retire all versions that a failed candidate saved.
 
         Raises:
-            ValueError: if the job was not run by `run_function`.
+            ValueError: if the metadata of a job that did not fail contains no version under "ref", for example because
+                `run_function` did not create the run function of the job.
         """
         name = f"{self._prefix}{job.id}"
         if isinstance(cast(HPOJob, job).objective, str):

@@ -111,9 +111,9 @@ class Retirement(tune.Callback):
     """A Tune callback that retires versions from which no trial can continue.
 
     Each trial must use its own model name, and must report every version that it saves. When a trial exploits another
-    trial, Tune can drop the last checkpoint that the exploiting trial reported, without calling `on_checkpoint`.
-    Therefore, when a trial reports a checkpoint, the callback also retires all earlier versions of the trial's model
-    that were not passed to `on_checkpoint`.
+    trial, Tune can drop the last checkpoint of the exploiting trial without a call of `on_checkpoint`. When the
+    exploiting trial reports its next checkpoint, the callback therefore also retires the versions of its dropped
+    checkpoints.
 
     Args:
         repository: Name of the running repository in which the trials save. The argument is a name and not a client,
@@ -149,7 +149,7 @@ class Retirement(tune.Callback):
         self._sweep(trials)
 
     def on_experiment_end(self, trials: list[Trial], **info: object) -> None:
-        """Retire the trials' versions, except the newest `keep` versions and the latest checkpoint of each trial."""
+        """For each trial, retire all versions except the newest `keep` and the version of the latest checkpoint."""
         self._sweep(trials)
 
     def _sweep(self, trials: Iterable[Trial]) -> None:

@@ -103,7 +103,7 @@ def save_arrays(
         timeout: Seconds to wait for the save, including the computation of the arrays.
 
     Returns:
-        The new version, and the numbers of bytes written and inherited.
+        The new version, and the number of bytes written. The number of bytes inherited is always 0.
 
     Raises:
         TensorMismatchError: if the length of a chunk is unknown, or if the dtype or shape of a computed chunk differs

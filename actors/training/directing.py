@@ -67,10 +67,10 @@ class ForkReport:
     """Longest time for which the fork blocked the training of a rank, in seconds. The slowdown of later steps during
     the transfer of the state is not included."""
     standby_s: float
-    """Seconds from the start of the capture until the last clone had received the whole state. The capture starts at
-    the start of step `step`. If that step had already ended when the fork was ordered, the capture starts soon after
-    the order. If no clone was ready to receive when the capture started, the seconds are counted from the moment when
-    the first clone was ready."""
+    """Seconds from the start of the capture until the last clone had received the whole state. Normally, the capture
+    starts when step `step` starts. If step `step` had already ended when the ranks were asked to capture their state,
+    the capture starts soon after this request. If no clone was ready to receive when the capture started, the time is
+    measured from the moment when the first clone was ready."""
     readiness_s: float
     """Seconds from the end of the capture, which is usually the end of step `step`, until the last clone had
     received the whole state. 0 if all clones had received the whole state before the capture ended."""

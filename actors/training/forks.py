@@ -103,7 +103,8 @@ def fork_many(
 ) -> list[Trainers]:
     """Fork a training run into several groups of clones, which all start from the state after the same step.
 
-    Each group becomes a separate run. The original ranks send as much data as for one group that contains all clones.
+    Each group becomes a separate run. The amount of data that the original ranks send depends on the total number of
+    clones, and not on the number of groups.
 
     Args:
         trainers, at_step, transport, build, repository, steps, timeout: As in `fork`.

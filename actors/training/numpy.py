@@ -60,7 +60,10 @@ class StepContext:
         return self._training.random
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a read-only view of an array of the state. In a clone's first step, wait until it is received."""
+        """Return a read-only view of an array of the state.
+
+        In the first step of a clone, wait until the clone has received the array.
+        """
         self._training.await_tensor(name)
         return self._training.views[name]
 

@@ -102,7 +102,8 @@ class OutsideRank:
     def arm(self, order: ForkOrder, step: int) -> None:
         """Accept an order to fork the run after step number `step`.
 
-        The step must not have begun. If no step is in progress, the last completed step is also allowed.
+        `step` must be at least the number of the last completed step. If a step is in progress, `step` must be greater
+        than the number of that step.
 
         Raises:
             ForkError: if the step is not allowed, if another fork is in progress, or if the run, the number of ranks or
@@ -111,7 +112,9 @@ class OutsideRank:
         self._fork_hooks.arm(order, step)
 
     def agree(self, fork_id: str) -> None:
-        """Confirm that all ranks have accepted the order to fork the run.
+        """Notify this rank that all ranks have accepted the order to fork the run.
+
+        If the step after which the run is to be forked is already completed, capture the state immediately.
 
         Raises:
             ForkError: if the fork is unknown or has failed.

@@ -83,9 +83,12 @@ class RankReport:
     pid: int
     """Process id of the rank."""
     saved: ModelRef | None = None
-    """The version that the rank saved or restored last, or None. This version becomes the parent of the next version
-    that the rank saves. A new clone has the value of the original run, or None if the clone was created by `fork` with
-    a different repository, or with both `build` and `repository`."""
+    """The version that the rank saved or restored last. None if there is no such version. This version becomes the
+    parent of the next version that the rank saves.
+
+    A clone that `fork` created starts with the value of rank 0 of the original run. However, the clone starts with None
+    if the `repository` passed to `fork` differs from the repository of the original run, or if both `build` and
+    `repository` were passed to `fork`."""
     fork: str | None = None
     """Id of the fork in progress. None if no fork is in progress."""
     own_loop: bool = False

@@ -46,9 +46,11 @@ _R = TypeVar("_R")
 class Trainers(list[Actor]):
     """The ranks of a training run, as a list of actor handles in order of rank.
 
-    `start_trainers`, `fork` and `fork_version` return a `Trainers` object. The ranks stop at `close`, at the end of the
-    `with` block, or when the process that started them ends. For clones, `report` is the `ForkReport` of the fork that
-    created the clones. For other ranks, `report` is None.
+    `start_trainers`, `fork` and `fork_version` return a `Trainers` object, and `fork_many` returns one for each group.
+    The ranks stop at `close`, at the end of the `with` block, or when the process that started them ends.
+
+    If `fork` or `fork_many` created the ranks, the ranks are called clones, and `report` is the `ForkReport` of that
+    fork. If `start_trainers` or `fork_version` created the ranks, `report` is None.
 
     >>> with start_trainers(build, 2, options={"rate": 0.1}) as trainers:        # doctest: +SKIP
     ...     losses = trainers.train(100)
@@ -89,10 +91,10 @@ class Trainers(list[Actor]):
         Raises:
             ValueError: if `steps` is invalid, or the ranks are already training.
             PeerLostError: if a rank died or disconnected. The message names the rank.
-            OperationTimeoutError: if the steps do not end within `timeout` seconds (the ranks then continue to train),
-                or if a rank waits too long for another rank during a step. The limit is the `timeout` that was passed
-                to `start_trainers` or `fork_version`. For ranks created by `fork`, the limit is the part of the
-                `timeout` of `fork` that was left when the ranks were started.
+            OperationTimeoutError: if the steps do not end within `timeout` seconds, or if a rank waits too long for
+                another rank during a step. In the first case, the ranks continue to train. In the second case, the
+                limit is the `timeout` that was passed to `start_trainers` or `fork_version`. If `fork` created the
+                ranks, the limit is the time that was left of the `timeout` of `fork` when `fork` started the ranks.
             Exception: any error that a training step raises.
         """
         self.train_async(steps)
@@ -172,8 +174,9 @@ class Trainers(list[Actor]):
     ) -> Saved:
         """Save the training state of rank 0 (model, optimizer, counters and random generators) between two steps.
 
-        The parent of the new version is the version that this run saved or restored last. For the first version of a
-        clone, see the function `fork`.
+        The parent of the new version is the version that this run saved or restored last. If this run has not saved or
+        restored a version yet, the parent is the latest version of `name`, if one exists. However, if `fork` created
+        this run, the parent of the first version can be a version of the original run: see the documentation of `fork`.
 
         Args:
             name: Name of the model.

@@ -120,8 +120,9 @@ class Consumer(Remote):
             repo: The repository that contains the model.
             name: Name of the model. The model need not have a version yet.
             build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
-                twice. The engine sends the function to the actor. If the actor cannot import the function's module,
-                define the function in the main script or inside another function.
+                twice, once for each of the two copies of the model. The engine sends the function to the actor. A
+                function that is defined in the main script or inside another function is sent with its code. A function
+                at the top level of another module is sent by name: the actor must be able to import this module.
             transport: Transport for fetching versions: "shared" (mapped memory of shards on the consumer's node),
                 "socket", "object_store", "gloo" or "nccl" (collective groups), or "files" (the repository's path).
                 "auto" means mapped memory if possible, else the fastest transport according to measurements on the

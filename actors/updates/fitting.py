@@ -77,10 +77,10 @@ class FitCallback(keras.callbacks.Callback):
         self._is_first = True
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Pass the number of the last iteration, and the number of iterations per epoch, to the publisher.
+        """Pass the planned last iteration of `fit`, and the number of iterations per epoch, to the publisher.
 
-        This happens in the first epoch, which is epoch `initial_epoch` of `fit`. If Keras does not know the number of
-        batches per epoch, nothing is passed.
+        The numbers are passed only at the start of the first epoch, which is the epoch `initial_epoch` of `fit`. If
+        Keras does not know the number of batches per epoch, nothing is passed.
         """
         self._batches = 0
         params = cast("dict[str, Any] | None", self.params) or {}
@@ -90,7 +90,7 @@ class FitCallback(keras.callbacks.Callback):
         self._is_first = False
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Reset the sums of the losses to 0. They contain losses of earlier batches, including validation batches."""
+        """Reset the sums of the losses to 0. This removes the losses of earlier batches and of validation batches."""
         if self._sums is not None:
             self._sums.reset_state()
 

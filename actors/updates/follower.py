@@ -70,7 +70,7 @@ class ConsumerStatus:
     """The status of a consumer, returned by `Consumer.status`."""
 
     ref: ModelRef | None
-    """The version that the consumer uses for its answers. None before the first version."""
+    """The version that the consumer uses for its answers. None until the consumer has loaded a version."""
     deliveries: tuple[Delivery, ...]
     """The last 1,024 deliveries."""
     answered: int

@@ -172,7 +172,8 @@ class Producer(Remote):
             The return value of `train`.
 
         Raises:
-            OperationTimeoutError: if they do not end in time. The producer continues.
+            OperationTimeoutError: if the training function and the last update do not end within `timeout` seconds. The
+                producer continues.
             ShardUnavailableError: if the actor died.
             Exception: any error that `train` raises. The actor's log contains the traceback.
         """

@@ -91,7 +91,10 @@ class Remote:
         return self._channel.call(request, timeout)
 
     def close(self) -> None:
-        """Stop the actor, even if the actor is busy. Further calls, and calls in a forked child process, do nothing."""
+        """Stop the actor, even if the actor is busy.
+
+        This method does nothing if it was called before, or in a child process that `os.fork` created.
+        """
         if not self._opened.close():
             return
         try:

@@ -121,7 +121,8 @@ class Serving:
             graph: Architecture of the version. If the graph has no layers, the architecture is not checked.
 
         Raises:
-            GraphError: if the architectures of the version and the model differ, or a layer rejects its state.
+            GraphError: if the architectures of the version and the model differ, or if a Keras layer cannot restore its
+                state (data of the layer other than weights, such as a vocabulary).
             TensorNotFoundError: if the version lacks a tensor of the model, or has a tensor that the model lacks.
             TensorMismatchError: if a tensor has a shape or dtype that differs from the model's tensor of the same name,
                 or a torch module rejects the tensors.
@@ -223,7 +224,7 @@ class Serving:
         return f"; {ref} was refused: {why}"
 
     def close(self) -> None:
-        """Stop the background thread that helps `take` copy tensors. Do not call `take` afterwards."""
+        """Stop the background thread that `take` uses to copy tensors. Do not call `take` afterwards."""
         self._helper.shutdown()
 
 

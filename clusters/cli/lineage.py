@@ -31,8 +31,8 @@ def lineage(
 ) -> None:
     """Show the ancestors and descendants of a version, their quality, and which tensors were inherited.
 
-    For an ancestor: the layers of the version that contain tensors written by the ancestor. For a descendant: the
-    number of its tensors that were written by the version.
+    For each ancestor, the command lists the layers of the version that contain tensors written by the ancestor. For
+    each descendant, the command shows how many of the descendant's tensors were written by the version.
 
     Retired ancestors are included. Their quality is shown if it is still stored in memory or on disk. --picture
     requires the extra `pictures`.

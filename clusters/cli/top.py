@@ -61,10 +61,10 @@ def top(
 ) -> None:
     """Show models, memory, requests, traffic and unwritten versions of each shard until Ctrl-C is pressed.
 
-    The column "req/s" shows saves, loads and prefix queries per second. "saved/s" and "sent/s" show the tensor bytes
-    per second that are received from saves, and sent to readers and other shards. "waiting" shows how many requests
-    wait for memory (mem) or for the disk. "unwritten" shows how many versions are not yet on disk. --json requires
-    --once.
+    The column "req/s" shows saves, loads and prefix queries per second. "saved/s" shows the tensor bytes per second
+    that the shard receives from saves. "sent/s" shows the tensor bytes per second that the shard sends to readers and
+    to other shards. "waiting" shows how many requests wait for memory (mem) or for the disk. "unwritten" shows how many
+    versions are not yet on disk. --json requires --once.
     """
     if as_json and not once:
         raise typer.BadParameter("expected it only with --once", param_hint="--json")

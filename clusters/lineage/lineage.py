@@ -140,7 +140,7 @@ class Lineage:
 
     @property
     def contributors(self) -> list[Relative]:
-        """The versions in `ancestors` that wrote tensors of the reported version, starting at the root."""
+        """The versions in `ancestors` that wrote tensors of the reported version, in the order of `ancestors`."""
         return [relative for relative in self.ancestors if relative.tensors]
 
     def steps(self) -> list[Relative | Gap]:

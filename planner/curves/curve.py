@@ -62,7 +62,7 @@ class LossCurve:
     mse: float
     """Mean squared error of the curve over the losses that were used for the fit."""
     tail_mse: float | None
-    """Mean squared error on the last fifth of the losses if the form is fitted only to the losses before them.
+    """Mean squared error on the last fifth of the losses, after a fit of the form to only the earlier losses.
 
     None if `fit_loss_curve` made no such fit, because `choose` was "mse" or only one loss was finite.
     """

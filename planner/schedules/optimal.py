@@ -51,8 +51,9 @@ def optimal_schedule(
         inferences: Total number of inferences, including the inferences with the version of `start`.
         price: Cost per checkpoint, in the unit of the predicted loss. The cost is added to the sum that is minimized.
             The price need not cover stalls: the effect of stalls on the losses is already part of the sum.
-        most: Maximum number of checkpoints. None means no limit. If the best schedule has more checkpoints, the result
-            is the best schedule at a higher price. It can have fewer than `most` checkpoints.
+        most: Maximum number of checkpoints. None means no limit. If the best schedule has more than `most` checkpoints,
+            the function raises the price until the best schedule has at most `most` checkpoints. Therefore, the result
+            can have fewer than `most` checkpoints.
 
     Returns:
         The schedule. Its `predicted_loss` does not include the price of the checkpoints.

@@ -38,7 +38,8 @@ class PlanRequest:
     inferences: float | None = None
     """Number of inferences with published versions, during and after the training run.
 
-    None counts only the inferences during the training run.
+    With None, the plan considers only the inferences during the training run. Their number is predicted from the
+    measured durations of an iteration and of an inference.
     """
     epoch: int | None = None
     """Number of iterations per epoch. Required for method "epoch"."""

@@ -163,9 +163,11 @@ def closed_form_schedule(curve: Curve, costs: UpdateCosts, start: int, stop: int
     Near iteration x, the checkpoint interval is `sqrt(2 t_p (l(x) - l(e)) / (|l'(x)| t))` iterations. In this formula,
     `l` is the loss curve, `t` is the duration of an iteration, `t_p` is the duration of a stall, and `e` is the last
     iteration whose checkpoint can arrive before the last inference. Like Young and Daly's formula for checkpoint
-    intervals, this one balances two costs: a long interval keeps old versions in use for longer, and each stall delays
-    all later versions. The function adds up the reciprocals of the intervals at all iterations, and takes a checkpoint
-    each time the sum has grown by one. `optimal_schedule` returns the exact optimum for any curve.
+    intervals, this formula balances two costs: a long interval keeps old versions in use for longer, and each stall
+    delays all later versions.
+
+    At each iteration, the function adds the reciprocal of the interval to a sum. The schedule has a checkpoint each
+    time the sum has grown by one. `optimal_schedule` returns the exact optimum for any curve.
 
     Args:
         curve: Function from an iteration to its loss. A checkpoint is taken only after an iteration whose loss is lower

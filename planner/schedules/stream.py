@@ -97,7 +97,9 @@ class _Served:
 
 
 class Stream:
-    """The update plan of a training run, computed from recorded losses and durations.
+    """The recorded losses and durations of a training run, from which `plan` computes update plans.
+
+    In the example, the first plan contains only the first version, because no durations have been recorded yet.
 
     >>> stream = Stream(PlanRequest(warmup=20, stop=200))
     >>> stream.observe(0, [2 * 0.97**i + 0.1 for i in range(20)])
@@ -153,11 +155,14 @@ class Stream:
             self._forget(len(self._losses) - MOST_LOSSES // 2)
 
     def published(self, iteration: int) -> None:
-        """Record that the version saved after an iteration was published. The plan need not contain the iteration."""
+        """Record the publication of the version that was saved after `iteration`.
+
+        The plan need not contain `iteration`.
+        """
         self._served = iteration
 
     def iteration_took(self, seconds: float) -> None:
-        """Record the duration of a training iteration without checkpoint stalls. `seconds` must be above 0."""
+        """Record the duration of a training iteration, excluding checkpoint stalls. `seconds` must be above 0."""
         self._note("iteration", seconds)
 
     def stalled(self, seconds: float) -> None:

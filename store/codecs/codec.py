@@ -76,7 +76,10 @@ class Codec(ABC):
 
     @property
     def needs_base(self) -> bool:
-        """Whether a stage of the codec can use a base: the same tensor of the parent version."""
+        """Whether a stage of the codec can use a base.
+
+        The base of a tensor is the tensor with the same name in the parent version.
+        """
         return any(stage.relative for stage in self.stages)
 
     def __or__(self, other: Codec) -> Codec:
@@ -136,7 +139,7 @@ class Stage(Codec):
     exact: ClassVar[bool] = True
     """Whether the stage is lossless."""
     relative: ClassVar[bool] = False
-    """Whether the stage can use a base: the same tensor of the parent version."""
+    """Whether the stage can use a base. The base of a tensor is the tensor with the same name in the parent version."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -171,7 +174,7 @@ class ByteStage(Stage, Packer):
 
     __slots__ = ()
     skips_even: ClassVar[bool] = False
-    """Whether the stage leaves data uncompressed if all byte values are about equally frequent (at most 1 in 128)."""
+    """Whether the stage leaves data uncompressed if no byte value makes up more than 1/128 of the data."""
 
 
 class HeadStage(Stage):

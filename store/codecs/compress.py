@@ -41,10 +41,11 @@ _GZIP = 16 + zlib.MAX_WBITS
 class Zstd(ByteStage):
     """Zstandard compression (RFC 8878). Requires the package `zstandard`.
 
-    Levels 1 to 3 are tuned for weights: the compressor replaces a repeated byte sequence by a reference only if the
-    sequence has at least 7 bytes, and its hash table has 2^(5 + level) entries. Weights contain few repeated sequences,
-    and a reference takes more space than a short sequence. For weights, these parameters are faster and produce smaller
-    output than Zstandard's default parameters. Levels 4 and above use the default parameters.
+    Levels 1 to 3 use parameters that are tuned for weights. The compressor replaces a repeated byte sequence by a
+    reference only if the sequence has at least 7 bytes, because weights contain few repeated sequences, and a reference
+    takes more space than a short sequence. The hash table of the compressor has 2^(5 + level) entries. For weights,
+    compression with these parameters is faster and produces smaller output than with Zstandard's default parameters.
+    Levels 4 and above use the default parameters.
 
     Args:
         level: Compression level, from 1 (fastest) to 22 (smallest output).

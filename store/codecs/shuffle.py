@@ -24,7 +24,7 @@ class Shuffle(ByteStage):
     """A lossless stage that stores the first byte of each element, then the second byte of each element, and so on.
 
     Weights compress better in this order. Each block of 131,072 elements is regrouped separately. The elements are the
-    values of the tensor. After `Quantize`, the elements are the quantised values. One-byte elements are not changed.
+    values of the tensor or, after `Quantize`, the integer codes. One-byte elements are not changed.
 
     >>> encoded = Shuffle().encode(np.array([0x0102, 0x0304], np.uint16))
     >>> encoded.data.tolist(), Shuffle().decode(encoded).tolist() == [0x0102, 0x0304]

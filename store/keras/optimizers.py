@@ -86,18 +86,19 @@ def checked_optimizer(
 def optimizer_state_of(model: keras.Model, *, numbered: bool = True) -> dict[str, tuple[keras.Variable, str | None]]:
     """Return the variables of a model's optimizer by name, each with the name of the weight to which it belongs.
 
-    Some variables belong to one weight, such as the momentum of a kernel. The name of such a variable contains the name
-    of the weight.
+    Some variables belong to a single weight, such as the momentum of a kernel. The name of such a variable contains the
+    name of the weight.
 
     Args:
         model: A built model.
-        numbered: Whether weight names can contain the layer numbers that Keras counts per process, as in "dense_7". If
-            false, layers are numbered per model instead, as in "dense#2" (see `weights_in_call_order`).
+        numbered: Whether weight names keep the numbers of automatic Keras layer names, as in "dense_7". Keras counts
+            these numbers per process. If false, layers are numbered per model instead, as in "dense#2" (see
+            `weights_in_call_order`).
 
     Returns:
         A mapping from variable names to pairs. The first item of a pair is the variable. The second item is the name of
-        the weight, or None if the variable does not belong to one weight. The mapping is empty if there is no built
-        optimizer.
+        the weight to which the variable belongs, or None if the variable does not belong to a single weight, such as
+        the learning rate. The mapping is empty if there is no built optimizer.
     """
     optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:

@@ -91,7 +91,7 @@ class ModelState:
         return name not in self.weights and any(keeper.part_of(name) for keeper in self._keepers)
 
     def renamed(self, tensors: Mapping[str, Array], graph: ModelGraph) -> dict[str, Array] | None:
-        """Return the tensors of a version by their names in this model, or None if the architectures differ.
+        """Return a mapping of this model's tensor names to a version's tensors, or None if the architectures differ.
 
         Args:
             tensors: Tensors of the version, without the optimizer state.
@@ -127,19 +127,20 @@ class ModelState:
     # ---- to give it tensors -----------------------------------------------------------------------------
 
     def all_of(self, tensors: Mapping[str, Array], graph: ModelGraph, *, strict: bool = True) -> Mapping[str, Array]:
-        """Return the tensors of a version by their names in this model, and check that no weight is missing.
+        """Return a mapping of this model's tensor names to the tensors of a version.
 
-        Tensors are matched by name, or by architecture if the names differ. If neither matches, the tensors are
-        returned unchanged. `checked` then rejects the unknown names.
+        Tensors are matched by name, or by architecture if the names differ. If neither matches, `tensors` is returned
+        unchanged, and may contain names that the model does not have. Pass the result to `checked`, which raises an
+        error for such names.
 
         Args:
             tensors: Tensors of the version, without the optimizer state.
             graph: Graph of the version.
-            strict: Whether to raise an error if `tensors` lacks a weight of the model.
+            strict: Whether to raise an error if a weight of the model is missing from `tensors`.
 
         Raises:
-            TensorNotFoundError: if `strict` is true and `tensors` lacks a weight of the model. No error is
-                raised if `tensors` also contains unknown names, which `checked` rejects.
+            TensorNotFoundError: if `strict` is true, the model has all names in the result, and a weight of the model
+                is missing from the result.
             TensorMismatchError: if one tensor of the model corresponds to several stored tensors whose values differ.
         """
         if not self._are_all(tensors):
@@ -181,7 +182,8 @@ class ModelState:
 
         Args:
             tensors: Weights and layer state, by name.
-            more: Pairs of another variable and its new value, such as optimizer state. The values are not checked.
+            more: Pairs of a variable and its new value, for variables that are not weights of the model, such as
+                optimizer variables. The new values are not checked.
 
         Raises:
             TensorNotFoundError, TensorMismatchError, CorruptDataError: As in `checked`.
@@ -205,13 +207,14 @@ class ModelState:
         self.restore(kept, arrays.keys(), undo)
 
     def digest(self, weights: Mapping[str, Array], kept: Mapping[str, Array]) -> bytes:
-        """Return a 64-byte BLAKE2b hash of the data that layers are restored from.
+        """Return a 64-byte BLAKE2b hash of the data from which `restore` restores layers.
 
-        This data is the layer state, and the weights of layers that may compute further data from their weights, such
-        as `keras.layers.Normalization`. If there is no such data, the result is empty.
+        This data is the layer state in `kept`, and the weights of layers that can compute other values from their
+        weights. For example, `keras.layers.Normalization` computes its mean and variance from its weights. If there is
+        no such data, the result is empty.
 
         Args:
-            weights: Weights by name. Weights that are not part of the hashed data are ignored.
+            weights: Weights by name. Weights of layers that compute no other values are ignored.
             kept: Layer state by name.
         """
         sources = {id(weight) for keeper in self._keepers for weight in keeper.sources}

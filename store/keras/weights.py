@@ -82,12 +82,12 @@ def fill(
         strict: Whether to raise an error if `tensors` lacks a weight of the model.
 
     Raises:
-        TensorNotFoundError: if the model lacks a tensor of `tensors`, or its optimizer lacks a tensor of `optimizer`;
-            if `strict` is true and `tensors` lacks a weight of the model; or if `optimizer` is not empty and lacks a
-            variable of the model's optimizer.
-        TensorMismatchError: if a tensor differs in shape or dtype from its weight or optimizer variable, if one tensor
-            of the model corresponds to several stored tensors whose values differ, or if the content of a layer-state
-            file (a Keras asset) is not a 1-D uint8 array.
+        TensorNotFoundError: if the model has no tensor for a name in `tensors`, or its optimizer has no variable for a
+            name in `optimizer`. Also if a weight of the model is missing from `tensors` and `strict` is true, or if a
+            variable of the model's optimizer is missing from `optimizer` and `optimizer` is not empty.
+        TensorMismatchError: if a tensor differs in shape or dtype from the corresponding weight or optimizer variable,
+            if one tensor of the model corresponds to several stored tensors whose values differ, or if the content of a
+            layer-state file (a Keras asset) is not a 1-D uint8 array.
         GraphError: if the model is not built, or a layer rejects its state.
         CorruptDataError: if the path of a layer-state file leads out of the layer's folder.
     """
@@ -110,7 +110,8 @@ def weights_of(model: keras.Model) -> dict[str, keras.Variable]:
 def weights_in_call_order(model: keras.Model) -> dict[str, keras.Variable]:
     """Return the weights of a model as Keras variables, by name, in the order in which a forward pass reads them.
 
-    Keras numbers automatic layer names per process. These numbers are replaced by numbers per model ("dense",
-    "dense#2"), so two models built by the same function have the same weight names.
+    Automatic Keras layer names contain a number that is counted per process, as in "dense_7". In the returned names,
+    layers are numbered per model instead, as in "dense" and "dense#2". Therefore, two models built by the same function
+    have the same weight names.
     """
     return Flattened(model, configs=False, renamed=True).weights

@@ -168,8 +168,8 @@ def tensors_of(module: nn.Module, state: State | None = None) -> dict[str, Array
 
     Raises:
         TensorMismatchError: if a tensor is sparse, nested, distributed, lazy or on the device "meta", or if extra state
-            contains an unsupported object. Supported are None, numbers, strings, bytes, tensors, arrays, dtypes and
-            devices, and lists, tuples, sets and dicts of these.
+            contains an unsupported object. Supported objects are None, numbers, strings, bytes, tensors, arrays,
+            dtypes, devices, and lists, tuples, sets and dicts of supported objects.
 
     >>> {name: array.shape for name, array in tensors_of(nn.Linear(4, 2)).items()}
     {'weight': (2, 4), 'bias': (2,)}

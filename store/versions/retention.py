@@ -158,7 +158,10 @@ class KeepBytes(Retention):
         _check(self, "nbytes", self.nbytes, 0)
 
     def keep(self, versions: Sequence[Candidate]) -> set[ModelRef]:
-        """Return the references of the newest versions up to a total size of `nbytes`, and of at least one version."""
+        """Return the references of the newest versions whose total size is at most `nbytes`.
+
+        The newest version is always included, even if it is larger than `nbytes`.
+        """
         kept: set[ModelRef] = set()
         total = 0
         for version in _newest_first(versions):

@@ -56,9 +56,9 @@ class KerasTraining:
             the optimizer, unless the optimizer has a learning-rate schedule. The `build` function must apply all other
             options.
         model: A built model, compiled with an optimizer and a loss.
-        batches: Function `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps are numbered from 1. The
-            result must depend only on the arguments. Use the same batch size on all ranks, because all ranks have equal
-            influence on the average of the gradients.
+        batches: Function that returns a batch: `(step, rank, size) -> (x, y)` or `(x, y, sample_weights)`. Steps are
+            numbered from 1, and `size` is the number of ranks. The batch must depend only on the arguments. Use the
+            same batch size on all ranks, because all ranks have equal influence on the average of the gradients.
         options: Function that takes a mapping of option names to values. `configure` calls the function with all
             options except "learning_rate". If the optimizer has a learning-rate schedule, "learning_rate" is included.
 
@@ -146,9 +146,11 @@ class KerasTraining:
         self._tells.hooks = hooks
 
     def configure(self, options: Mapping[str, object]) -> None:
-        """Set "learning_rate" on the optimizer, and pass all other options to the constructor's function `options`.
+        """Change options of the training.
 
-        If the optimizer has a learning-rate schedule, "learning_rate" is passed to the function instead.
+        "learning_rate" is set on the optimizer. All other options are passed to the function that the constructor
+        received as `options`. If the optimizer has a learning-rate schedule, "learning_rate" is also passed to this
+        function, and is not set on the optimizer.
 
         Raises:
             ValueError: if an option is unknown, or if the learning rate is not a finite number of at least 0.

@@ -57,7 +57,7 @@ class TorchTraining:
         optimizer: A `torch.optim.Optimizer` other than LBFGS. To clip gradients by their norm, register a step pre-hook
             on the optimizer.
         loss: Function `(model, batch) -> loss` that returns a scalar tensor.
-        batches: Function `(step, rank, size) -> batch`. Steps count from 1. The result must depend only on the
+        batches: Function `(step, rank, size) -> batch`. Steps are numbered from 1. The result must depend only on the
             arguments.
         scheduler: Learning-rate scheduler, which `step` advances after each training step. None means no scheduler.
         options: Function that takes a mapping of option names to values. `configure` calls the function with the
@@ -183,7 +183,8 @@ class TorchTraining:
         "learning_rate" applies to all parameter groups. With a scheduler, "learning_rate" sets the initial rate (for
         OneCycleLR, the peak rate), and the scheduler continues at its current position. "momentum" and "weight_decay"
         are options only if the optimizer has these settings. "seed" seeds the random generators of Python, NumPy and
-        PyTorch, differently on each rank. All other options are passed to the constructor's function `options`.
+        PyTorch, differently on each rank. All other options are passed to the function that the constructor received as
+        `options`.
 
         Raises:
             ValueError: if an option is unknown, or one of the four options above is not a finite number of at least 0
@@ -211,10 +212,10 @@ class TorchTraining:
         return self._state.specs()
 
     def forward_order(self) -> Sequence[str]:
-        """List the names of the tensors that a forward pass can read, in the order of the first forward pass.
+        """List the names of the tensors that a forward pass can read, in the order in which the first pass read them.
 
-        Before this pass, and always for compiled models and models with custom loading code, the names are in the order
-        of registration.
+        Tensors that the first forward pass did not read come last. Before the first forward pass, and always for
+        compiled models and models with custom loading code, the names are in the order of registration.
         """
         order = self._state.read_order()
         return order if self._read is None else list(dict.fromkeys([*order[:1], *self._read, *order]))
