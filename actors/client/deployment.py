@@ -234,8 +234,8 @@ class Deployment:
     def leave(self) -> None:
         """Disconnect without stopping the repository, even if this client started the repository.
 
-        Other processes can still connect to the repository and stop it. However, a repository on a cluster that was
-        started in this process ends when this process ends.
+        Other processes can still connect to the repository and stop it. However, if this process started the cluster,
+        the repository ends when this process ends.
         """
         if self._launched is not None:
             self._launched.leave()

@@ -51,9 +51,8 @@ def fork(
         build: Function that builds the `Training` of a clone. Defaults to the function that built the original ranks.
             Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
             end, repository, CPUs or GPUs of the original ranks.
-        options: Options to change for the clones, such as the learning rate. If `build` is None, each option must be
-            known to the original run: passed to `start_trainers`, read by the original `build`, or accepted by
-            `Trainers.configure`.
+        options: Options to change for the clones, such as the learning rate. If `build` is None, an option is accepted
+            if it was passed to `start_trainers`, if the original `build` reads it, or if `Trainers.configure` accepts it.
         name: Name of the clones' run. Defaults to the name of the original run with a suffix.
         repository: Repository that the clones save versions to, or the name of that repository. Defaults to the
             repository of the original run if `build` is None. Otherwise, None means that the clones cannot save.
@@ -66,8 +65,8 @@ def fork(
 
     Raises:
         ForkError: if a rank or a clone fails or dies, `at_step` is in the past, another fork is in progress, the
-            timeout expires, the tensors of the clones do not match the tensors of the run, the run does not know an
-            option, or a clone rejects the value of an option. The message names the cause.
+            timeout expires, the tensors of the clones do not match the tensors of the run, an option is unknown, or a
+            clone rejects the value of an option. The message names the cause.
         ValueError: if an argument is invalid.
         Exception: any error that `build` raises.
 

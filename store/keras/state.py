@@ -228,9 +228,9 @@ class ModelState:
     def restore(self, kept: Mapping[str, Array], assigned: Iterable[str], undo: Callable[[], None]) -> bool:
         """Restore layer state after weights were assigned, and return whether any layer was restored.
 
-        A layer that computes further data from its weights, such as `keras.layers.Normalization`, is also restored if
-        one of its weights was assigned. If `kept` has no state for this layer, the layer's current state is loaded
-        again, so that the layer computes the data from the new weights.
+        Each layer with state in `kept` is restored. Some layers, such as `keras.layers.Normalization`, derive values
+        from their weights when they are restored. If a weight of such a layer was assigned, and `kept` has no state for
+        the layer, the layer's current state is loaded again, so that it derives the values from the new weights.
 
         Args:
             kept: Layer state from `checked`.
