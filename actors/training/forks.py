@@ -52,7 +52,7 @@ def fork(
             Required for ranks from `find_trainers`. If `build` is given, the clones do not inherit the options, back
             end, repository, CPUs or GPUs of the original ranks.
         options: Options to change for the clones, such as the learning rate. If `build` is None, an option is accepted
-            if it was passed to `start_trainers`, if the original `build` reads it, or if `Trainers.configure` allows it.
+            if it was passed to `start_trainers`, the original `build` reads it, or `Trainers.configure` allows it.
         name: Name of the clones' run. Defaults to the name of the original run with a suffix.
         repository: Repository that the clones save versions to, or the name of that repository. Defaults to the
             repository of the original run if `build` is None. Otherwise, None means that the clones cannot save.
