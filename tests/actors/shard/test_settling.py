@@ -1,4 +1,4 @@
-"""Who tells other shards what follows from a call: the call, which waits for it, and not the sweep."""
+"""Other shards are notified by the call that changed the state, which waits for them, and not by the sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRY = (1, ModelRef("m", 1))
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> tuple[Home, list[str]]:
-    """A shard, and how it told the others."""
+    """A shard, and the ways in which it notified the others."""
     home, told = Home(), list[str]()
 
     async def release(holder: Holder, shards: Iterable[int]) -> None:
@@ -27,7 +27,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> tuple[Home, list[str]]:
     return home, told
 
 
-def test_the_sweep_leaves_what_a_call_has_just_made_to_that_call(home: tuple[Home, list[str]]) -> None:
+def test_the_sweep_leaves_new_entries_to_the_call_that_made_them(home: tuple[Home, list[str]]) -> None:
     shard, told = home
     shard.settling.tell_left()
     shard.state.outbox.append(ENTRY)
@@ -38,7 +38,7 @@ def test_the_sweep_leaves_what_a_call_has_just_made_to_that_call(home: tuple[Hom
     assert not shard.state.outbox
 
 
-def test_the_sweep_tells_what_nobody_told_for_a_period(home: tuple[Home, list[str]]) -> None:
+def test_the_sweep_sends_entries_that_are_older_than_a_period(home: tuple[Home, list[str]]) -> None:
     shard, told = home
     shard.state.outbox.append(ENTRY)
     for _ in range(3):
@@ -47,7 +47,7 @@ def test_the_sweep_tells_what_nobody_told_for_a_period(home: tuple[Home, list[st
     assert not shard.state.outbox
 
 
-def test_nothing_is_told_while_successors_learn_who_holds_what(home: tuple[Home, list[str]]) -> None:
+def test_nothing_is_sent_while_successors_learn_the_holders(home: tuple[Home, list[str]]) -> None:
     shard, told = home
     shard.settling._segment_handoff.is_telling = True
     shard.state.outbox.append(ENTRY)
