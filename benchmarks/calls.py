@@ -1,12 +1,12 @@
-"""Short calls, within a node and between two raylets: by a socket, and by the engine beside it.
+"""Short calls, within a node and between two raylets.
 
 Rules
-- The call changes nothing and answers a few bytes (`tag` of the shard); both ways reach the same method in the same
-  event loop. The floor is one byte there and back between two processes: over a Unix socket, or over TCP.
+- The call changes nothing and answers a few bytes (`tag` of the shard). The floor is one byte there and back between
+  two processes: over a Unix socket, or over TCP.
 - Calls that follow one another find warm caches; those after a pause of 0.2 s, as a search or a training makes them, do
   not. What is timed is the call, not the pause.
-- The small save and the look-up are what a user calls; they go by sockets throughout, the shard's note to the
-  planner included. They have no peer here: `growth` and `save_load` show them beside others.
+- The small save and the look-up are what a user calls. Nothing has a peer here: `growth` and `save_load` show saves and
+  look-ups beside others, and `engines` compares calls on Dask and on Ray.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.calls import ShardCalls
 
-from .measure import GIB, Action, Effort, Goal, Report, Row, Sample, alternate, progress
+from .measure import GIB, Action, Effort, Report, Row, Sample, alternate, progress
 from .raylets import two_raylets
 from .session import NAME, Names, repository
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
-OURS, ENGINE = "by socket", "by Ray"
+CALL, INFO, SAVE = "call", "info", "save"
+"""What is timed beside a floor."""
 NEAR, AWAY = "one byte there and back, Unix socket", "one byte there and back, TCP"
 """The floors."""
 BETWEEN = "between nodes: "
@@ -97,19 +97,17 @@ def measure(
 
     kept = repo.save(fresh(), tensors).ref
     session.connect_all()
-    engine, actor = session.engine, session.engine.find(actor_name(repo.name, shard))
     calls: dict[str, Callable[[], Any]] = {
-        OURS: lambda: session.call(shard, ShardCalls.tag()),
-        ENGINE: lambda: engine.result(engine.call(actor, "tag"), TIMEOUT_S, "shard"),
+        CALL: lambda: session.call(shard, ShardCalls.tag()),
         named: floor,
-        "info": lambda: repo.info(kept),
+        INFO: lambda: repo.info(kept),
     }
     for what, pause_s, rounds in zip(
         ("one after the other", f"after {PAUSE_S} s"), (0.0, PAUSE_S), ROUNDS[effort], strict=True
     ):
         progress(f"{where}calls {what}")
         actions = {name: Action(call) for name, call in calls.items()}
-        actions["save"] = Action(lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref))
+        actions[SAVE] = Action(lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref))
         samples = alternate(actions, rounds=rounds, warmup=10) if not pause_s else _paused(actions, rounds)
         for row in rows(where, what, samples, named):
             report.add(row, headline=row.case == f"a call {what}" and bool(pause_s))
@@ -118,10 +116,9 @@ def measure(
 def rows(where: str, what: str, samples: dict[str, Sample], named: str) -> Iterator[Row]:
     """Return the rows of one pace."""
     floor_s = samples[named].median
-    goal = Goal("times faster than Ray's call", samples[ENGINE].median / samples[OURS].median, at_least=3.0)
-    yield Row(f"{where}a call {what}", samples[OURS], 0, ENGINE, samples[ENGINE], named, floor_s, (goal,))
-    yield Row(f"{where}info of a version {what}", samples["info"], 0, limit=named, limit_s=floor_s)
-    yield Row(f"{where}save of 1 KiB {what}", samples["save"], 1024, limit=named, limit_s=floor_s)
+    yield Row(f"{where}a call {what}", samples[CALL], 0, limit=named, limit_s=floor_s)
+    yield Row(f"{where}info of a version {what}", samples[INFO], 0, limit=named, limit_s=floor_s)
+    yield Row(f"{where}save of 1 KiB {what}", samples[SAVE], 1024, limit=named, limit_s=floor_s)
 
 
 def _paused(actions: dict[str, Action], rounds: int) -> dict[str, Sample]:

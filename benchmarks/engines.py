@@ -30,7 +30,6 @@ from .engines_part import (
     CALL,
     COPY,
     DASK,
-    ENGINE_CALL,
     FIRST_LOAD,
     IMPORT,
     IN_FLIGHT,
@@ -54,9 +53,9 @@ END_S = 60.0
 FLOORS: dict[Part, dict[str, str]] = {
     Part.WITHIN: {
         SAVE: COPY, LOAD: COPY, FIRST_LOAD: BYTE, SMALL_SAVE: BYTE, INFO: BYTE, QUERY: BYTE, UPDATE: COPY,
-        CALL: BYTE, ENGINE_CALL: BYTE, IN_FLIGHT: BYTES, KILLED: IMPORT,
+        CALL: BYTE, IN_FLIGHT: BYTES, KILLED: IMPORT,
     },
-    Part.BETWEEN: {CALL: BYTE, ENGINE_CALL: BYTE, INFO: BYTE, SMALL_SAVE: BYTE},
+    Part.BETWEEN: {CALL: BYTE, INFO: BYTE, SMALL_SAVE: BYTE},
     Part.START: {START: IMPORT},
 }  # fmt: skip
 """Part -> what is measured -> its floor."""

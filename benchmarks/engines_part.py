@@ -3,12 +3,13 @@
 Rules
 - It starts a cluster and a repository, measures a turn for each line on its standard input, and prints one line of JSON
   for it: what -> seconds; after the last turn `null`. With the end of its input it ends all.
-- What is timed is what a user calls, with the options that a user gets, and beside it the engine's own calls.
+- What is timed is what a user calls, with the options that a user gets, and single calls of a shard.
 - Models are new each time, and retired untimed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,7 +26,9 @@ from socket import socketpair
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from tensorvine.actors.rpc.messages import actor_name
+from tensorvine.actors.engine.sockets.lines import background_loop
+from tensorvine.actors.rpc.channel import Channel
+from tensorvine.actors.rpc.messages import Tag, actor_name
 from tensorvine.actors.shard.calls import ShardCalls
 
 from .architectures import nas_graphs, synthetic
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 RAY, DASK = "ray", "dask"
 SAVE, LOAD, FIRST_LOAD = "save", "load into buffers", "first load, as views"
 SMALL_SAVE, QUERY, UPDATE, INFO = "save of 1 KiB", "prefix query", "update", "info of a version"
-CALL, ENGINE_CALL, IN_FLIGHT = "a call of a shard", "a call by the engine", "1000 calls in flight by the engine"
+CALL, IN_FLIGHT = "a call of a shard", "1000 calls of a shard in flight"
 KILLED, START = "a killed shard serves from its path", "cluster and repository started"
 COPY, BYTE, BYTES = "one warm memory copy", "one byte there and back", "1000 bytes there and back, one by one"
 IMPORT = "a Python that imports the library"
@@ -264,10 +267,8 @@ def calls(repo: Repository, shard: int, floor: Callable[[], None], count: int) -
         return name
 
     kept = repo.save(fresh(), tensors).ref
-    engine, actor = session.engine, session.engine.find(actor_name(repo.name, shard))
     actions = {
         CALL: Action(lambda: session.call(shard, ShardCalls.tag())),
-        ENGINE_CALL: Action(lambda: engine.result(engine.call(actor, "tag"), TIMEOUT_S, "shard")),
         INFO: Action(lambda: repo.info(kept)),
         SMALL_SAVE: Action(lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref)),
         BYTE: Action(floor),
@@ -277,12 +278,14 @@ def calls(repo: Repository, shard: int, floor: Callable[[], None], count: int) -
 
 def in_flight(repo: Repository, send: Callable[[bytes], object], receive: Callable[[int], bytes]) -> Measure:
     """Return what times calls that are all sent before an answer is waited for; beside it, as many bytes sent back."""
-    engine = repo._session.engine
-    actor = engine.find(actor_name(repo.name, 0))
+    channel = Channel(repo._session.engine, actor_name(repo.name, 0))
+
+    async def asked() -> list[Tag]:
+        return await asyncio.gather(*(channel.ask(ShardCalls.tag(), TIMEOUT_S) for _ in range(FLIGHT)))
 
     def all_at_once() -> None:
-        answers = [engine.call(actor, "tag") for _ in range(FLIGHT)]
-        expect(len(engine.result(answers, TIMEOUT_S, "shard")) == FLIGHT, f"{FLIGHT} answers")
+        answers = asyncio.run_coroutine_threadsafe(asked(), background_loop()).result(TIMEOUT_S)
+        expect(len(answers) == FLIGHT, f"{FLIGHT} answers")
 
     def bytes_back() -> None:
         send(b"x" * FLIGHT)

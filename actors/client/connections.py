@@ -2,7 +2,7 @@
 
 Rules
 - A connection is to one incarnation of a shard. It maps the shard's memory when both are on one node: see `memory`.
-- It is closed when another one takes its place, and with the session. The channel for short calls goes with it.
+- It is closed when another one takes its place, and with the session.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from functools import partial
 from ..memory.memory import MemoryView
 from ..rpc.closing import close_all
 from ..rpc.messages import Hello
-from ..rpc.shard_channels import ShardChannels
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class Connection:
     view: MemoryView | None
     """Its memory; None when the shard is on another node."""
     unreached: bool = False
-    """The shard cannot connect to this process: the engine carries what is saved there."""
+    """The shard cannot connect to this process: saves send their bytes with the calls."""
 
     def epoch(self) -> int | None:
         """Return the shard's epoch; None when its version page cannot be seen or does not hold (any more)."""
@@ -47,14 +46,9 @@ class Connection:
 
 
 class Connections:
-    """The connections of one client, to each shard at most one.
+    """The connections of one client, at most one to each shard."""
 
-    Args:
-        channels: those to the shards; they take the sockets of the connections.
-    """
-
-    def __init__(self, channels: ShardChannels) -> None:
-        self._channels = channels
+    def __init__(self) -> None:
         self._to: dict[int, Connection] = {}
         self._lock = threading.Lock()
 
@@ -78,7 +72,6 @@ class Connections:
             again = known is not None and known.is_of(hello)
             if not again:
                 self._to[hello.index] = made
-                self._channels[hello.index].open(hello.socket)
         if known is None:
             return made
         spare, kept = (made, known) if again else (known, made)
@@ -89,7 +82,6 @@ class Connections:
         """Drop the connection to a shard that did not answer, if there is one; the next use makes a new one."""
         with self._lock:
             gone = self._to.pop(shard, None)
-            self._channels[shard].open(None)
         if gone is not None:
             gone.close()
 

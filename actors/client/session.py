@@ -78,15 +78,13 @@ class Session:
         self.opened = Opened(f"repository {repository!r}")
         self.client = uuid.uuid4().hex[:16]
         self.node = engine.this_node()
-        self.planner = Channel(engine, planner_name(repository), follows=True, missing=RepositoryNotFoundError)
+        self.planner = Channel(engine, planner_name(repository), missing=RepositoryNotFoundError)
         try:
-            self.planner.find()
+            self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
         except RepositoryNotFoundError as exc:
             running = sorted(repositories(engine.actors()))
             found = f"; found {', '.join(map(repr, running))}" if running else "; found none in this cluster"
             raise RepositoryNotFoundError(f"expected a running repository named {repository!r}{found}") from exc
-        self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
-        """The newest that is known; learn it once for all that must fit together."""
         self.path = self.topology.path
         self._refused: dict[str, int] = {}
         """Name that is on its way -> the shard that refused it last."""
@@ -96,7 +94,7 @@ class Session:
         self.stopped = False
         """There was no planner when it was asked last."""
         self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
-        self.connections = Connections(self._channels)
+        self.connections = Connections()
         self._nearby = Nearby(self.planner, self.node, lambda shard, until: self.connection(shard, until).hello.node)
         self.incarnations: dict[int, str] = {}
         """Of the shards that answered when all were asked last."""
@@ -176,6 +174,7 @@ class Session:
             self.topology = newest
             self._refused.clear()
         self.connections.keep_only(newest.alive)
+        self._channels.keep_only(newest.alive)
 
     def at_home(self, name: str, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
         """Call the shard that is home to `name`, wherever that moves; else as `call`."""
@@ -372,7 +371,8 @@ class Session:
         for farewell in farewells:
             with contextlib.suppress(TensorVineError):  # the session lapses by itself
                 farewell.result(2.0)
-        close_all(f"client {self.client}", lambda: self.connections.keep_only(()), self.planner.close)
+        channels = (self._channels, self.planner)
+        close_all(f"client {self.client}", lambda: self.connections.keep_only(()), *(one.close for one in channels))
 
     def _housekeep(self) -> None:
         renewed, quiet = time.monotonic(), False

@@ -1,6 +1,8 @@
-"""The engine seam: the few calls that TensorVine needs from what runs its actors.
+"""The engine seam: what TensorVine needs from the system that runs its actors.
 
 Rules
+- An engine starts, finds and ends actors, and says where they can be called. Calls themselves travel by our own sockets
+  (`sockets`).
 - Nothing outside an engine's own file calls Ray or Dask; a second engine is a folder of its own, as `ray` and `dask`.
 - Every wait has a timeout. What an engine raises leaves here as an error of the one tree.
 - A block that `put` stored belongs to the process that put it: shards put, clients only borrow.
@@ -8,31 +10,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from .sockets.framing import SocketAddress
 
 Actor: TypeAlias = object
 """What an engine calls a running actor."""
-Future: TypeAlias = object
-"""What an engine calls an answer to come."""
 Handle: TypeAlias = object
 """What an engine calls a stored block."""
-
-GROUPS = {"ctl": 512, "data": 64, "watch": 16384}
-"""Concurrency groups of actors and how many calls each serves at once: short answers, bytes, long polls."""
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def group(name: str) -> Callable[[_Method], _Method]:
-    """Mark an actor's method as one of the concurrency group `name` of `GROUPS`, so that a slow one cannot block it."""
-
-    def mark(method: _Method) -> _Method:
-        method.concurrency_group = name  # pyright: ignore[reportFunctionMemberAccess]
-        return method
-
-    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,28 +155,14 @@ class Engine(Protocol):
         """Return what is kept under names that begin so; errors as in `keep`."""
         ...
 
-    def call(self, actor: Actor, method: str, *arguments: object) -> Future:
-        """Send a call; its answer comes as a future."""
-        ...
-
-    def result(self, future: Future, timeout: float, who: str) -> Any:
-        """Wait for an answer.
+    def reach(self, actor: Actor, timeout: float, who: str) -> Sequence[SocketAddress]:
+        """Return the addresses where this process can call an actor, the best one first. Waits while it starts.
 
         Raises:
-            OperationTimeoutError: it did not come within `timeout` seconds; names `who`.
-            ShardUnavailableError: the actor died or is restarting; names `who`.
+            OperationTimeoutError: it did not start within `timeout` seconds; names `who`.
+            ShardUnavailableError: it died or is being restarted; names `who`.
+            Exception: what its constructor raised.
         """
-        ...
-
-    def first(self, futures: Sequence[Future], timeout: float) -> Future | None:
-        """Wait until one of several answers has come, in whatever way, and return its future; None: none in time.
-
-        Of several that have come it is the first of `futures`; there is at least one.
-        """
-        ...
-
-    def awaitable(self, future: Future, timeout: float, who: str) -> Awaitable[Any]:
-        """Wait for an answer within an asynchronous actor; errors as in `result`."""
         ...
 
     def put(self, block: object) -> Handle:
@@ -197,9 +170,10 @@ class Engine(Protocol):
         ...
 
     def get(self, handles: Sequence[Handle], timeout: float, who: str) -> list[Any]:
-        """Map blocks, read-only, without a copy where they lie on this node; errors as in `result`.
+        """Map blocks, read-only, without a copy where they lie on this node.
 
         Raises:
+            OperationTimeoutError: they did not arrive within `timeout` seconds; names `who`.
             ModelLostError: a block's owner has died.
         """
         ...

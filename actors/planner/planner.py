@@ -38,10 +38,8 @@ from ...store.versions.ledger import Fact, Ledger, Told
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
-from ..engine.sockets.framing import SocketAddress
 from ..rpc.calls import answers
 from ..rpc.channel import Answer
-from ..rpc.lazy_server import LazyServer
 from ..rpc.messages import Account, RecoveryInfo, ShardPlan
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
@@ -83,7 +81,6 @@ class Planner:
         self._engine = engine
         self._topology = topology
         self._lock = threading.Lock()
-        self._server = LazyServer(self, "planner")
         self._ledger = Ledger()
         self._streams = Streams()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
@@ -94,7 +91,7 @@ class Planner:
         self._arrived: dict[str, int] = {}
         """Names that are at their new home in it."""
         self._registry = Registry(engine, topology.repository, topology.started_by)
-        self._shards = ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError)
+        self._shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
         self._reservations = Reservations(engine, topology.repository, topology.started_by)
         self._resizing = Resizing(
             engine,
@@ -129,10 +126,6 @@ class Planner:
             self._registry.want(count)
             self._record(topology)
             self._begin()
-
-    @answers(PlannerCalls.socket_address)
-    async def socket_address(self, node: str) -> SocketAddress | None:
-        return self._server.address(None if node == self._engine.this_node() else self._engine.address())
 
     @answers(PlannerCalls.topology)
     async def topology(self) -> Topology:

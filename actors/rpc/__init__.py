@@ -1,4 +1,4 @@
-"""How calls travel: short ones by sockets, the others by the engine, and the messages that they carry.
+"""Channels, which carry calls to actors over sockets, declarations of calls, and their messages.
 
 From outside: all of it. Stands on `memory` and `engine`.
 """

@@ -5,8 +5,8 @@ Rules
   a `Channel` carries; the type checker knows its arguments and its answer.
 - The actor's method is marked by `answers(declaration)`, and checked against it. It has no marks of its own.
 - An actor of many methods is `composed` of parts: each has the methods of one matter, and the actor hands calls on.
-- A declaration says what every caller must know: the concurrency group in which the call is carried out, whether a
-  socket may carry it, and whether it may be repeated.
+- A declaration says what every caller must know: the concurrency group in which the call runs, and whether the call
+  may be repeated.
 
 >>> class CounterCalls:
 ...     @remote("ctl", repeatable=True)
@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, wraps
 from typing import Concatenate, Generic, Never, ParamSpec, Protocol, TypeVar
 
-from ..engine.engine import group as engine_group
+from ..engine.groups import group as engine_group
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,16 +43,12 @@ class Declaration(Generic[_P, _R_co]):
     Args:
         declared: a method without a body, whose docstring says what the call does.
         group: the concurrency group of the actor in which it is carried out; see `engine.GROUPS`.
-        by_socket: a socket may carry it. What needs the engine to travel, such as handles of blocks, cannot.
         repeatable: it changes nothing, or not twice: it may be sent again where it is not known what became of it.
     """
 
-    def __init__(
-        self, declared: Callable[Concatenate[Never, _P], _R_co], group: str, by_socket: bool, repeatable: bool
-    ) -> None:
+    def __init__(self, declared: Callable[Concatenate[Never, _P], _R_co], group: str, repeatable: bool) -> None:
         self.name = declared.__name__
         self.group = group
-        self.by_socket = by_socket
         self.repeatable = repeatable
         self.__doc__ = declared.__doc__
         self._declared = declared
@@ -87,12 +83,12 @@ class Request(Generic[_R_co]):
 
 
 def remote(
-    group: str, *, by_socket: bool | None = None, repeatable: bool = False
+    group: str, *, repeatable: bool = False
 ) -> Callable[[Callable[Concatenate[Never, _P], _R]], Declaration[_P, _R]]:
-    """Declare a call; see `Declaration` for the arguments. None: a socket may carry what is in the group `ctl`."""
+    """Declare a call; see `Declaration` for the arguments."""
 
     def declare(declared: Callable[Concatenate[Never, _P], _R]) -> Declaration[_P, _R]:
-        return Declaration(declared, group, group == "ctl" if by_socket is None else by_socket, repeatable)
+        return Declaration(declared, group, repeatable)
 
     return declare
 
@@ -180,13 +176,3 @@ def _handed_on(part: type, method: _Method) -> _Method:
         return await getattr(self.parts[part], name)(*arguments)
 
     return hand_on
-
-
-def socket_methods(cls: type) -> dict[str, str]:
-    """Return the methods of an actor's class that a socket may carry calls to -> the group of their declaration."""
-    answered = {name: _declaration(method) for name, method in _answering(cls).items()}
-    return {name: call.group for name, call in answered.items() if call.by_socket}
-
-
-def _declaration(method: _Method) -> Declaration[..., object]:
-    return method.answers  # pyright: ignore[reportFunctionMemberAccess]

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Told
-from .actor_calls import ActorCalls
 from .calls import remote
 from .messages import RecoveryInfo
 
 
-class LedgerCalls(ActorCalls):
+class LedgerCalls:
     """Calls of shards to their planner."""
 
     @remote("ctl")

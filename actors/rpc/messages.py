@@ -21,7 +21,6 @@ from ...store.versions.ledger import Told
 from ...store.versions.manifest import Header
 from ...store.versions.retention import Retention
 from ...store.versions.version import Match
-from ..engine.sockets.framing import SocketAddress
 from .redis_keys import Address
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
@@ -208,8 +207,6 @@ class Hello:
     """Bytes of memory for segments."""
     tcp_address: Address | None = None
     """Of its TCP server; None: it has none."""
-    socket: SocketAddress | None = None
-    """For short calls; None: it has none, or the client is on another node."""
     metadata_bytes: int = METADATA_BYTES
     """How many bytes of metadata it takes with a version."""
 

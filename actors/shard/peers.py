@@ -54,9 +54,8 @@ class Peers:
         self._engine = engine
         self._config = config
         name = planner_name(config.repository)
-        self._planner = Channel(engine, name, follows=True, missing=RepositoryNotFoundError)
-        self._planner.find()
-        self._shards = ShardChannels(engine, config.repository, follows=True)
+        self._planner = Channel(engine, name, missing=RepositoryNotFoundError)
+        self._shards = ShardChannels(engine, config.repository)
         self._registry = Registry(engine, config.repository, config.start)
         self._owed: dict[int, dict[ModelRef, Fact]] = {}
         """Shard -> what it has not heard of."""

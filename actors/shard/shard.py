@@ -23,7 +23,6 @@ from ..engine.engine import Engine
 from ..engine.room import outlast_workers
 from ..memory.page_care import LOOK_S
 from ..rpc.calls import answers, composed
-from ..rpc.lazy_server import LazyServer
 from ..rpc.messages import Disk, ShardConfig, Tag
 from .admission import Admission
 from .calls.changes import ChangeCalls
@@ -92,8 +91,7 @@ class Shard:
         replication = Replication(context, restored, history) if config.replicas > 1 else None
         securing = Securing(context, replication, history, room)
         names = self._names = NameHandoff(context, history, redis_index, securing)
-        server = LazyServer(self, f"shard {config.index}")
-        sessions = Sessions(context, settling, local=local, senders=senders, server=server)
+        sessions = Sessions(context, settling, local=local, senders=senders)
         writes = Writes(
             context,
             settling,

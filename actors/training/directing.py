@@ -99,6 +99,7 @@ class ForkDirector:
         self._timeout = timeout
         self._id = uuid.uuid4().hex[:8]
         self._groups: list[Trainers] = []
+        self._channels: dict[tuple[int, str], Channel] = {}
         self._descends = True
         """The version that the ranks saved last is in the clones' repository."""
         try:
@@ -350,7 +351,10 @@ class ForkDirector:
                 log.info("fork %s: a rank could not be notified of its cancellation: %s", order.id, exc)
 
     def _channel(self, actor: Actor, who: str) -> Channel:
-        return Channel(self._engine, who, actor=actor)
+        key = (id(actor), who)
+        if key not in self._channels:
+            self._channels[key] = Channel(self._engine, who, actor=actor)
+        return self._channels[key]
 
     def _all(self, actors: Sequence[Actor], request: Request[_R]) -> list[_R]:
         """Ask all at once."""

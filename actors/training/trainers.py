@@ -74,6 +74,7 @@ class Trainers(list[Actor]):
         """Number of `train_async` calls."""
         self._opened = Opened(f"ranks of {name!r}")
         self._actor_names = list(actor_names)
+        self._channels: dict[int, Channel] = {}
         self._owns_cluster = owns_cluster
 
     # ---- training ---------------------------------------------------------------------------------------
@@ -246,7 +247,9 @@ class Trainers(list[Actor]):
     # ---- within -----------------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> Channel:
-        return Channel(self.engine, f"rank {rank} of {self.name!r}", actor=self[rank])
+        if rank not in self._channels:
+            self._channels[rank] = Channel(self.engine, f"rank {rank} of {self.name!r}", actor=self[rank])
+        return self._channels[rank]
 
     def _send(self, request: Request[_R]) -> list[Answer[_R]]:
         return [self._rank(rank).send(request) for rank in range(len(self))]

@@ -13,12 +13,15 @@ import secrets
 import sys
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from tensorvine.actors.engine.engine import Actor, Engine, Future, Lifetime, group
+from tensorvine.actors.engine.engine import Engine, Lifetime
+from tensorvine.actors.rpc.calls import Request, answers, remote
+from tensorvine.actors.rpc.channel import Channel
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
 from .store import Access
@@ -29,8 +32,24 @@ STARTS = 5
 """How often in a row a worker may fail at its start with an error of its own."""
 NOTICE_S = 60.0
 """For how long workers may die before they are ready."""
+CANDIDATE_S = 24 * 3600.0
+"""How long a worker may take to start, or to evaluate a candidate."""
 PAUSE_S = 0.5
 """How much longer to wait each time before another one is started, up to `STARTS` times."""
+
+
+class WorkerCalls:
+    """Calls of a worker."""
+
+    @remote("ctl")
+    def ready(self) -> int:
+        """Answer as soon as candidates may come, with the process id."""
+        ...
+
+    @remote("data")
+    def evaluate(self, task: Task) -> Outcome:
+        """Evaluate a candidate; the group's event loop runs nothing else meanwhile."""
+        ...
 
 
 class WorkerActor:
@@ -39,14 +58,14 @@ class WorkerActor:
     def __init__(self, trainer: Trainer, access: Access) -> None:
         self._worker = Worker(trainer, access)
 
-    @group("ctl")
+    @answers(WorkerCalls.ready)
     async def ready(self) -> int:
-        """Answer as soon as candidates may come: the process's id."""
+        """Answer as declared."""
         return self._worker.ready()
 
-    @group("data")
+    @answers(WorkerCalls.evaluate)
     async def evaluate(self, task: Task) -> Outcome:
-        """Evaluate a candidate, which this group's event loop stands still for: no other call is in it."""
+        """Answer as declared."""
         return self._worker.evaluate(task)
 
 
@@ -55,7 +74,7 @@ class Hand:
     """One worker, as the crew sees it."""
 
     name: str
-    actor: Actor
+    channel: Channel
     task: Task | None = None
     """What it evaluates; None before it is ready."""
 
@@ -90,8 +109,9 @@ class Crew:
         self._lifetime = Lifetime(outlives=False, restarts=False, cpus=cpus, spread=spread)
         token = secrets.token_hex(4)
         self._names = (f"nas-crew-{token}/worker-{number}" for number in count())
-        self._hands: dict[Future, Hand] = {}
-        """What is awaited -> who owes it."""
+        self._waits = ThreadPoolExecutor(size, thread_name_prefix="nas-crew")
+        self._hands: dict[Future[Any], Hand] = {}
+        """Future answer -> the worker that it comes from."""
         self._idle: list[Hand] = []
         self._stillborn: list[float] = []
         """When workers died that were never ready, since one was."""
@@ -113,7 +133,7 @@ class Crew:
         """Give a candidate to an idle worker."""
         hand = self._idle.pop()
         hand.task = task
-        self._hands[self._engine.call(hand.actor, "evaluate", task)] = hand
+        self._ask(hand, WorkerCalls.evaluate(task))
 
     def next(self, timeout: float) -> Outcome | Lost | None:
         """Wait for an event; None: a worker became ready, or one died that had no candidate.
@@ -123,7 +143,8 @@ class Crew:
             RuntimeError: workers die before they are ready, again and again.
         """
         self._fill()
-        answer = self._engine.first(list(self._hands), timeout)
+        done, _ = wait(self._hands, timeout, FIRST_COMPLETED)
+        answer = next(iter(done), None)
         if answer is None:
             raise OperationTimeoutError(
                 f"search: expected an event of {self._size} workers within {timeout:g} s; found none; "
@@ -132,7 +153,7 @@ class Crew:
         hand = self._hands.pop(answer)
         task, hand.task = hand.task, None
         try:
-            found = self._engine.result(answer, timeout, hand.name)
+            found = answer.result()
         except Exception as exc:
             if task is None or isinstance(exc, ShardUnavailableError):
                 return self._died(task, exc)
@@ -146,6 +167,7 @@ class Crew:
         for hand in (*self._idle, *self._hands.values()):
             self._engine.kill(hand.name)
         self._idle, self._hands = [], {}
+        self._waits.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +181,10 @@ class Crew:
         for _ in range(self._size - len(self._idle) - len(self._hands)):
             name = next(self._names)
             actor = self._engine.spawn(WorkerActor, name, self._arguments, lifetime=self._lifetime)
-            self._hands[self._engine.call(actor, "ready")] = Hand(name, actor)
+            self._ask(Hand(name, Channel(self._engine, name, actor=actor)), WorkerCalls.ready())
+
+    def _ask(self, hand: Hand, request: Request[Any]) -> None:
+        self._hands[self._waits.submit(hand.channel.call, request, CANDIDATE_S)] = hand
 
     def _died(self, task: Task | None, error: Exception) -> Lost | None:
         self.deaths += 1

@@ -1,10 +1,10 @@
-"""Targets: the sockets by which actors of a machine are called, at both ends.
+"""Targets: both ends of the sockets over which actors of a machine are called.
 
 Rules
-- The server's loop runs in the thread that reads: what an input starts is over when it was given so many rounds. Then
-  another caller is answered, whatever came.
-- Where an input begins with `SECRET`, the address's secret stands there. What is pickled is of plain values: who knows
-  the secret is trusted with pickles, as the engine trusts them.
+- The server's event loop runs in the reading thread. An input gets `ROUNDS` rounds of the loop. Then another caller
+  must be answered.
+- `SECRET` at the beginning of an input is replaced by the secret of the address. Pickles contain plain values
+  and buffers: a peer that knows the secret is trusted with pickles.
 """
 
 from __future__ import annotations
@@ -19,43 +19,46 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from tensorvine.actors.engine.sockets.awaited import AwaitedConnection, connected
+from tensorvine.actors.engine.sockets.awaited import AwaitedConnection, ConnectionEndedError, connected
 from tensorvine.actors.engine.sockets.blocking import BlockingConnections
 from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES, WELCOME, SocketAddress
+from tensorvine.actors.engine.sockets.packing import APART_BYTES, Packed, pack
 from tensorvine.actors.engine.sockets.server import CallServer
-from tensorvine.actors.rpc.calls import answers, remote
-from tensorvine.actors.rpc.lazy_server import call_server
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError
 
 from tests.fuzz.mutations import of_bytes
 from tests.fuzz.target import Read, Target
 from tests.fuzz.wire import LIMIT_S, answering
+from tests.support.call_targets import call_server
 
 SECRET = b"S" * SECRET_BYTES
 ROUNDS = 12
-"""Of the loop, in which a connection is taken, heard, answered and ended."""
-
-
-class _Calls:
-    @remote("ctl")
-    def double(self, value: int) -> int: ...
+"""Rounds of the event loop in which a connection is accepted, read, answered and ended."""
+BUFFER = pickle.PickleBuffer(bytes(range(256)) * (APART_BYTES // 256))
+"""Is sent after the pickle."""
 
 
 class _Actor:
-    @answers(_Calls.double)
     async def double(self, value: int) -> int:
         return 2 * value
 
 
+def _call(value: object) -> Packed:
+    return pack(("double", (value,)))
+
+
+def _framed(number: int, message: Packed) -> bytes:
+    return b"".join(message.parts(number))
+
+
 def _calls(folder: Path) -> list[bytes]:
-    calls = [pickle.dumps(("double", (value,)), 5) for value in (1, 300, "ab")]
-    framed = [HEADER.pack(len(call), number) + call for number, call in enumerate(calls, 1)]
-    unknown = pickle.dumps(("close", ()), 5)
-    return [SECRET + b"".join(framed), SECRET + HEADER.pack(len(unknown), 1 << 40) + unknown, SECRET]
+    framed = [_framed(number, _call(value)) for number, value in enumerate((1, 300, "ab"), 1)]
+    buffers = _framed(1, _call([BUFFER, BUFFER])) + _framed(2, _call(BUFFER))
+    return [SECRET + b"".join(framed), SECRET + _framed(1 << 40, pack(("close", ()))), SECRET + buffers, SECRET]
 
 
 def _framed_damaged(dice: Random, valid: Sequence[bytes]) -> bytes:
-    """Damage the framing; what is pickled is cut off or of another length only, mostly."""
+    """Damage headers; mostly, pickles are only cut off or extended."""
     content = dice.choice(valid)
     if dice.random() < 0.3:
         return of_bytes(dice, content, valid)
@@ -63,7 +66,8 @@ def _framed_damaged(dice: Random, valid: Sequence[bytes]) -> bytes:
     if not content.startswith(SECRET):
         head, body = content[:1], content[1:]
     if dice.random() < 0.5:
-        return head + of_bytes(dice, body[: HEADER.size], valid) + body[HEADER.size :]
+        end = dice.choice((1, 3)) * HEADER.size  # 3: with announced sizes
+        return head + of_bytes(dice, body[:end], valid) + body[end:]
     return head + body[: dice.randrange(len(body) + 1)] + dice.choice((b"", head, body, body * 100, bytes(5000)))
 
 
@@ -98,11 +102,11 @@ def _server_reading(folder: Path) -> Iterator[Read]:
         loop.close()
 
 
-async def _doubled(connection: AwaitedConnection) -> int:
-    answer = connection.send(_Calls.double(21), "an actor")
-    if answer is None:
-        raise ShardUnavailableError("it goes by the engine")
-    return await asyncio.wait_for(answer, LIMIT_S)
+async def _doubled(connection: AwaitedConnection) -> object:
+    try:
+        return await asyncio.wait_for(connection.send(_call(21)), LIMIT_S)
+    except ConnectionEndedError as exc:
+        raise ShardUnavailableError(str(exc)) from exc
 
 
 async def _rounds() -> None:
@@ -111,12 +115,11 @@ async def _rounds() -> None:
 
 
 def _answers(folder: Path) -> list[bytes]:
-    return [_answer(True, [1, "two", {"three": 3.0}])]
+    return [_answer(True, [1, "two", {"three": 3.0}]), _answer(True, [BUFFER, BUFFER])]
 
 
 def _answer(done: bool, outcome: object) -> bytes:
-    said = pickle.dumps((done, outcome), 5)
-    return WELCOME + HEADER.pack(len(said), 1) + said
+    return WELCOME + _framed(1, pack((done, outcome)))
 
 
 def _damaged_answer(dice: Random, valid: Sequence[bytes]) -> bytes:
@@ -139,9 +142,9 @@ def _blocking_reading(folder: Path) -> Iterator[Read]:
         def read(content: bytes) -> object:
             tell(content)
             with contextlib.closing(BlockingConnections(address)) as connections:
-                answer = connections.send(_Calls.double(1))
+                answer = connections.send(_call(1))
                 if answer is None:
-                    raise ShardUnavailableError("it goes by the engine")
+                    raise ShardUnavailableError("the call was not sent")
                 return answer.result(LIMIT_S, "an actor")
 
         yield read
@@ -157,7 +160,7 @@ def _awaited_reading(folder: Path) -> Iterator[Read]:
             try:
                 connection = await connected(address)
             except OSError as exc:
-                raise ShardUnavailableError("it goes by the engine") from exc
+                raise ShardUnavailableError("no connection") from exc
             try:
                 return await _doubled(connection)
             finally:

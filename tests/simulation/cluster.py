@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import pickle
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime, Node
+from tensorvine.actors.engine.engine import SERVICE, Lifetime, Node
+from tensorvine.actors.engine.groups import GROUPS
+from tensorvine.actors.engine.sockets.packing import Packed
 from tensorvine.actors.memory.buffers import Buffers
 from tensorvine.actors.transport.frames import Received, Row
 from tensorvine.actors.transport.targets import NewMemory, received
@@ -318,29 +320,8 @@ class SimulatedEngine:
         process = _process()
         return any(hosted.process is process and hosted.lives > 1 for hosted in _cluster().actors.values())
 
-    def call(self, actor: Actor, method: str, *arguments: Any) -> Future:
-        return _cluster().send(actor, method, arguments)
-
-    def result(self, future: Future, timeout: float, who: str) -> Any:
-        try:
-            return future.result(max(timeout, 0.0))
-        except TimeoutError as exc:
-            if future.done() and future.exception() is exc:
-                raise
-            raise OperationTimeoutError(
-                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
-            ) from exc
-
-    async def awaitable(self, future: Future, timeout: float, who: str) -> Any:
-        waited = asyncio.wrap_future(future)
-        try:
-            return await asyncio.wait_for(waited, timeout)
-        except TimeoutError as exc:
-            if isinstance(exc, TensorVineError):
-                raise
-            raise OperationTimeoutError(
-                f"{who}: expected an answer within {timeout:.1f} s; the call timed out"
-            ) from exc
+    def reach(self, actor: Actor, timeout: float, who: str) -> Sequence[Actor]:
+        return [actor]
 
     def keep(self, name: str, value: bytes | None) -> None:
         w = world()
@@ -373,6 +354,41 @@ class SimulatedEngine:
     def get(self, handles: Sequence[Handle], timeout: float, who: str) -> list[np.ndarray]:
         world().sleep(_cluster().latency())
         return [_cluster().block(handle) for handle in handles]
+
+
+class SimulatedLines:
+    """The connections to one actor: messages of the world. Its actor is looked up as for real ones."""
+
+    def __init__(self, locate: Callable[[], Sequence[Any]]) -> None:
+        self._locate = locate
+
+    def send(self, group: str, message: Packed) -> Future:
+        try:
+            (actor,) = self._locate()
+        except TensorVineError as exc:
+            failed = Future()
+            failed.set_exception(exc)
+            return failed
+        method, arguments = pickle.loads(message.pickled, buffers=message.buffers)  # noqa: S301  the simulator's own
+        return _cluster().send(actor, method, arguments)
+
+    def ask(self, group: str, message: Packed) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.send(group, message))
+
+    def post(self, group: str, message: Packed) -> None:
+        self.send(group, message)
+
+    def close(self) -> None: ...
+
+
+def result_of(answer: Future, timeout: float, who: str) -> Any:
+    """Wait for an answer; see `lines.result_of`."""
+    try:
+        return answer.result(max(timeout, 0.0))
+    except TimeoutError as exc:
+        if answer.done() and answer.exception() is exc:
+            raise
+        raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out") from exc
 
 
 class SimulatedTcpServer:

@@ -11,6 +11,8 @@ import gc
 from collections import Counter
 from typing import Any
 
+from tensorvine.actors.rpc.channel import Channel
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError
 from tensorvine.store.holders import Save
 
@@ -119,8 +121,9 @@ class Judge(Client):
             del arrays
 
     def _ask(self, hosted: Hosted, method: str) -> Any:
-        engine, name = self._repo().engine, hosted.ref.name
-        return self._attempt(f"{method} {name}", lambda: engine.result(engine.call(hosted.ref, method), 10.0, name))
+        name = hosted.ref.name
+        channel = Channel(self._repo().engine, name, actor=hosted.ref)
+        return self._attempt(f"{method} {name}", lambda: channel.call(getattr(ShardCalls, method)(), 10.0))
 
     def _numbers(self) -> None:
         """Save each name once more: its number must be new."""

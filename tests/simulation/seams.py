@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 from tensorvine.actors.client import deployment, launch, session
+from tensorvine.actors.engine.sockets import lines
 from tensorvine.actors.memory import copying, memory, page_care
-from tensorvine.actors.rpc import lazy_server
 from tensorvine.actors.shard import sweep, tenure
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
@@ -93,19 +93,6 @@ def copies_in_pieces(nbytes: int | None) -> Generator[None]:
         copying.PIECE_BYTES, _piece_bytes = own, None
 
 
-class _NoServer:
-    """No actor has a socket: the engine carries all calls."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def address(self, host: str | None = None) -> None:
-        return None
-
-    async def close(self) -> None:
-        pass
-
-
 class _NoTenure(HeldTenure):
     """Processes end whole here, and no network is cut: a shard's lease never runs out (see tests/hosts)."""
 
@@ -133,7 +120,8 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (opening.open_directory, disk.open_directory),
         (tcp_server.TcpServer, cluster.SimulatedTcpServer),
         (tcp.TcpClient, cluster.SimulatedTcpClient),
-        (lazy_server.LazyServer, _NoServer),
+        (lines.Lines, cluster.SimulatedLines),
+        (lines.result_of, cluster.result_of),
         (tenure.Tenure, _NoTenure),
         (deployment.engine_for, lambda *_: cluster.SimulatedEngine()),
         (launch.start_engine, lambda *_: (cluster.SimulatedEngine(), False)),

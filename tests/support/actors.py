@@ -18,12 +18,17 @@ from unittest import mock
 
 import cloudpickle
 import ray
+import ray.exceptions
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.dask.engine import DaskEngine
-from tensorvine.actors.engine.engine import Engine, group
+from tensorvine.actors.engine.engine import Engine
+from tensorvine.actors.engine.groups import group
+from tensorvine.actors.engine.ray.engine import _translate
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.waiting import Backoff, Deadline
+
+from tests.support.asking import ask
 
 PATIENCE_S = 60.0
 
@@ -32,10 +37,11 @@ def run_in(engine: Engine, name: str, work: Callable[[Any], Any]) -> Any:
     """Have the actor of a name run a function of it, and return the answer."""
     actor: Any = engine.find(name)
     if isinstance(engine, DaskEngine):
-        coming = engine.call(actor, "run_of_test", cloudpickle.dumps(work))
-    else:
-        coming = actor.__ray_call__.remote(work)
-    return engine.result(coming, PATIENCE_S, name)
+        return ask(engine, actor, "run_of_test", cloudpickle.dumps(work), timeout=PATIENCE_S, who=name)
+    try:
+        return ray.get(actor.__ray_call__.remote(work), timeout=PATIENCE_S)
+    except ray.exceptions.RayError as exc:
+        _translate(exc, PATIENCE_S, name)
 
 
 def pid_of(engine: Engine, name: str) -> int:

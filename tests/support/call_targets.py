@@ -1,4 +1,4 @@
-"""An actor of short calls, served by sockets of this process or of another one."""
+"""An actor with a few calls, served by sockets of this process or of another one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 from tensorvine.actors.engine.sockets.blocking import BlockingConnections, SocketAnswer
 from tensorvine.actors.engine.sockets.framing import SocketAddress
+from tensorvine.actors.engine.sockets.hosting import methods_of
+from tensorvine.actors.engine.sockets.packing import Packed, pack
 from tensorvine.actors.engine.sockets.server import CallServer
-from tensorvine.actors.rpc.actor_calls import ActorCalls
 from tensorvine.actors.rpc.calls import Request, answers, remote
-from tensorvine.actors.rpc.lazy_server import call_server
 
 WAIT_S = 30.0
 
 
-class TargetCalls(ActorCalls):
-    """Short calls, and one that waits."""
+class TargetCalls:
+    """Calls of each concurrency group."""
 
     @remote("ctl", repeatable=True)
     def note(self, value: Any) -> Any: ...
@@ -30,7 +30,7 @@ class TargetCalls(ActorCalls):
     @remote("ctl")
     def fail(self, error: Exception) -> None: ...
 
-    @remote("watch", by_socket=True)
+    @remote("watch")
     def wait(self, gate: str) -> str: ...
 
     @remote("ctl")
@@ -42,21 +42,18 @@ class TargetCalls(ActorCalls):
     @remote("ctl")
     def odd(self) -> Any: ...
 
-    @remote("ctl", by_socket=False)
-    def carried(self) -> None: ...
-
     @remote("data")
     def bytes(self) -> None: ...
 
 
 class Target:
-    """An actor that answers them."""
+    """An actor that answers the calls."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting = 0
-        """How often `wait` was called."""
+        """Number of calls of `wait`."""
 
     @answers(TargetCalls.note)
     async def note(self, value: Any) -> Any:
@@ -85,19 +82,29 @@ class Target:
     async def odd(self) -> Any:
         return threading.Lock()
 
-    @answers(TargetCalls.carried)
-    async def carried(self) -> None: ...
-
     @answers(TargetCalls.bytes)
     async def bytes(self) -> None: ...
 
 
 R = TypeVar("R")
-METHODS = frozenset({"note", "fail", "wait", "waits", "open", "odd"})
+METHODS = {
+    "note": "ctl",
+    "fail": "ctl",
+    "wait": "watch",
+    "waits": "ctl",
+    "open": "ctl",
+    "odd": "ctl",
+    "bytes": "data",
+}
+
+
+def call_server(actor: Any, who: str) -> CallServer:
+    """Serve an actor in the running event loop."""
+    return CallServer(methods_of(type(actor)), lambda method, given: getattr(actor, method)(*given), who)
 
 
 async def at_rest() -> None:
-    """Bring to its end what this loop has begun."""
+    """Cancel the other tasks of this loop, and wait for them."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -147,20 +154,26 @@ class Serving(Loop):
         super().close()
 
 
-def sent(caller: BlockingConnections, request: Request[R]) -> SocketAnswer:
-    answer = caller.send(request)
-    assert answer is not None
+def packed(request: Request[object]) -> Packed:
+    """Return a call as a message."""
+    return pack((request.remote.name, request.arguments))
+
+
+def sent(caller: BlockingConnections, request: Request[object]) -> SocketAnswer:
+    """Send a call from this thread."""
+    answer = caller.send(packed(request))
+    assert answer is not None, "the call was not sent"
     return answer
 
 
 def called(caller: BlockingConnections, request: Request[R]) -> R:
+    """Send a call from this thread, and return its answer."""
     return sent(caller, request).result(WAIT_S, "an actor")
 
 
 SCRIPT = """
 import asyncio, pickle, sys
-from tensorvine.actors.rpc.lazy_server import call_server
-from tests.support.call_targets import Target
+from tests.support.call_targets import Target, call_server
 
 async def serve():
     server = call_server(Target(), "an actor")
@@ -173,7 +186,11 @@ asyncio.run(serve())
 
 
 class Away:
-    """A target that is served by another process; with a host, to callers of other machines."""
+    """A target that is served by another process.
+
+    Args:
+        host: address of the interface for callers of other machines. Without it, a Unix socket is served.
+    """
 
     def __init__(self, *host: str) -> None:
         root, command = Path(__file__).parents[2], [sys.executable, "-c", SCRIPT, *host]

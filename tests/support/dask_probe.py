@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import psutil
-from tensorvine.actors.engine.engine import Engine, Lifetime, group
+from tensorvine.actors.engine.engine import Engine, Lifetime
+from tensorvine.actors.engine.groups import group
 
 
 class DaskProbe:

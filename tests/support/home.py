@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from tensorvine.actors.memory.process import this_process
+from tensorvine.actors.rpc import channel
 from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.shard.admission import Admission
 from tensorvine.actors.shard.context import ShardContext
@@ -29,6 +31,7 @@ from tensorvine.store.versions.version import Draft
 from tensorvine.store.waiting import Deadline
 
 from tests.support.contexts import context_of, with_memory
+from tests.support.direct import Answering, DirectLines, answered
 
 BYTES = 1 << 20
 CLIENT, SAVE = "client", Save("client", 1)
@@ -36,15 +39,15 @@ SEGMENT = (0, 4)
 
 
 class GoneEngine:
-    """All shards but this one have gone."""
+    """All shards but this one have gone; the planner answers every call with None."""
 
     def find(self, name: str) -> Any:
         if "/shard-" in name:
             raise LookupError(f"no actor named {name!r}")
         return name
 
-    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
-        return None
+    def reach(self, actor: Any, timeout: float, who: str) -> list[Answering]:
+        return [lambda method, *arguments: answered()]
 
     def this_node(self) -> str:
         return "here"
@@ -57,9 +60,6 @@ class GoneEngine:
 
     def keep(self, name: str, value: bytes | None) -> None:
         pass
-
-    async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
-        return None
 
 
 class QuietAdmission:
@@ -83,9 +83,6 @@ class Idle:
     """A part of a shard that has nothing to do."""
 
     nbytes = 0
-
-    def address(self, host: str | None) -> None:
-        return None
 
     def left(self, client: str) -> None:
         pass
@@ -113,7 +110,8 @@ class Home:
         config = ShardConfig(
             repository="gone", index=index, shards=(0, 1), capacity=BYTES, preallocate_bytes=0, session_s=60.0
         )
-        self.peers = Peers(engine, config)
+        with mock.patch.object(channel, "Lines", DirectLines):
+            self.peers = Peers(engine, config)
         self.state = ShardState(index, home_of)
         self.context = context = replace(context_of(self.state, self.peers, engine=engine), config=config)
         segment_memory: Any = context.segment_memory
@@ -147,7 +145,7 @@ class Home:
             securing=securing,
             replica_store=idle,
         )
-        self.sessions = Sessions(context, self.settling, local=clients, senders=idle, server=idle)
+        self.sessions = Sessions(context, self.settling, local=clients, senders=idle)
         strays = Strays(context, lambda: True)
         self.holders = Holders(
             context, self.settling, history=None, segment_handoff=segments, reconciliation=None, strays=strays

@@ -9,7 +9,11 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from tensorvine.actors.engine.engine import Engine, group
+from tensorvine.actors.engine.engine import Engine
+from tensorvine.actors.engine.groups import group
+from tensorvine.actors.rpc.channel import Channel
+
+from tests.support.asking import request
 
 PATIENCE_S = 30.0
 
@@ -48,8 +52,8 @@ class Probe:
     @group("ctl")
     async def relay(self, name: str, method: str, arguments: list[Any], timeout: float) -> Any:
         """Call another actor from within this one."""
-        future = self._engine.call(self._engine.find(name), method, *arguments)
-        return await self._engine.awaitable(future, timeout, name)
+        actor = self._engine.find(name)
+        return await Channel(self._engine, name, actor=actor).ask(request(method, *arguments), timeout)
 
     @group("watch")
     async def hear(self, topic: str) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -263,7 +262,7 @@ class Upload:
         if reason is not None:
             connection.unreached = True
             log.warning(
-                "shard %d cannot fetch tensors from this process, the engine's object store is used: %s",
+                "shard %d cannot fetch tensors from this process, they are sent with the calls: %s",
                 self.shard,
                 reason,
             )
@@ -279,9 +278,8 @@ class Upload:
             packed = as_bytes(arrays[0]) if len(arrays) == 1 else np.zeros(block.length, np.uint8)
             if len(arrays) > 1:
                 copy_into(packed, arrays, self._helper)
-            handle = cast(np.ndarray, self._session.engine.put(packed))  # as which the shard gets it
             left = self._deadline.left_for(self._what)
-            request = ShardCalls.adopt_block(self.save, block.id, handle, block.sizes, left)
+            request = ShardCalls.adopt_block(self.save, block.id, packed, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()

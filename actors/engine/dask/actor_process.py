@@ -1,9 +1,7 @@
-"""The process of an actor. It is forked from the agent's template, and tells the agent when it is ready.
+"""The process of an actor. It is forked from the agent's template, and reports to the agent when it is ready.
 
 Rules
-- Each concurrency group has an event loop in a thread, where its calls are carried out, as many at once as `GROUPS`
-  says, and a server there: what blocks one group, or fills its connections, is in no other's way.
-- What the constructor raises is told to who calls the actor; the process ends then.
+- An error of the constructor is reported to the callers of the actor, and ends the process.
 - It asks the directory through its agent.
 """
 
@@ -15,7 +13,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 from typing import NoReturn
 
@@ -23,15 +20,13 @@ import cloudpickle
 
 from ....store.errors import ShardUnavailableError
 from .. import process
-from ..engine import GROUPS
 from ..sockets.framing import SocketAddress
-from ..sockets.server import CallServer
-from .blocks import Block, BlockHandle
+from ..sockets.hosting import Host
+from ..sockets.lines import Line, LostError
+from ..sockets.packing import pack
 from .engine import DaskEngine
-from .lines import Answer, Line, LostError
 from .records import Boot, Reach, Seat, life_of
 from .switchboard import Switchboard
-from .traffic import ENGINE_CALLS, pack
 
 AGENT_S = 120.0
 """How long an agent may take to answer; the directory's own limits are shorter."""
@@ -41,75 +36,26 @@ class AgentLink:
     """Asks the directory through the agent; see `switchboard.DirectoryLink`."""
 
     def __init__(self, agent: SocketAddress) -> None:
-        async def found(group: str) -> list[SocketAddress]:
+        async def found() -> list[SocketAddress]:
             return [agent]
 
-        self._line = Line("watch", found)
+        self._line = Line(found)
 
     async def ask(self, method: str, *arguments: object) -> object:
         """Ask the directory; the agent hears what is told on the way."""
-        answer = Answer()
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._line.send(pack(("ask", (method, arguments))), answer)
-        coming = asyncio.wrap_future(answer)
-        await asyncio.wait([coming], timeout=AGENT_S)
-        if not coming.done():
+        await asyncio.wait([answer], timeout=AGENT_S)
+        if not answer.done():
             raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; the call timed out")
         try:
-            return coming.result()
+            return answer.result()
         except LostError as exc:
             raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; {exc}") from exc
 
     async def close(self) -> None:
         """End the connection."""
-        await self._line.close()
-
-
-class Stage:
-    """One concurrency group of an actor, in an event loop of its own thread.
-
-    Args:
-        actor: the actor.
-        group: the group.
-        methods: those of the group -> the group.
-        engine: gets blocks that are arguments.
-        name: the actor's.
-    """
-
-    def __init__(self, actor: object, group: str, methods: dict[str, str], engine: DaskEngine, name: str) -> None:
-        self._actor = actor
-        self._engine = engine
-        self._methods = methods
-        self._name = name
-        self._places = asyncio.Semaphore(GROUPS[group])
-        self._loop = _new_loop()
-        threading.Thread(target=self._loop.run_forever, name=f"group-{group}", daemon=True).start()
-
-    def serve(self, host: str) -> tuple[SocketAddress, SocketAddress]:
-        """Answer calls from now on; says where callers of this node and of others do so."""
-        return asyncio.run_coroutine_threadsafe(self._serve(host), self._loop).result(AGENT_S)
-
-    async def _serve(self, host: str) -> tuple[SocketAddress, SocketAddress]:
-        server = CallServer(self._methods, self._carry_out, self._name, ENGINE_CALLS)
-        return server.address, server.address_at(host)
-
-    async def _carry_out(self, method: str, arguments: tuple[object, ...]) -> object:
-        async with self._places:
-            given = [await self._opened(argument) for argument in arguments]
-            return await getattr(self._actor, method)(*given)
-
-    async def _opened(self, argument: object) -> object:
-        if not isinstance(argument, (Block, BlockHandle)):
-            return argument
-        return await self._engine.awaitable(self._engine.fetch(argument), AGENT_S, "a block that is an argument")
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop: uvloop's where that is installed, as Ray does for its actors."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        self._line.close()
 
 
 def run(boot: Boot) -> NoReturn:
@@ -129,12 +75,8 @@ def run(boot: Boot) -> NoReturn:
         logging.getLogger(__name__).exception("%s: its constructor failed", plan.name)
         engine._ask("failed", plan.key, life, _pickled(exc), f"its constructor failed: {exc!r}")
         os._exit(1)
-    near: dict[str, SocketAddress] = {}
-    away: dict[str, SocketAddress] = {}
-    for group in GROUPS:
-        methods = {name: of for name, of in plan.methods.items() if of == group}
-        near[group], away[group] = Stage(actor, group, methods, engine, plan.name).serve(boot.address)
-    engine._ask("ready", plan.key, life, Reach(near, away))
+    host = Host(actor, plan.name)
+    engine._ask("ready", plan.key, life, Reach(host.address, host.address_at(boot.address)))
     while True:
         signal.pause()
 

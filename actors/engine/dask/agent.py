@@ -36,7 +36,6 @@ from .attendance import Attendance
 from .children import Children
 from .links import SchedulerLink, own_address
 from .records import Agent, Boot, Copy, End, Keep, Kill, Order, Reach, Report, Start
-from .traffic import ENGINE_CALLS
 from .workers.plugins import Hiring
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class AgentProcess:
         self._address = own_address(hiring.scheduler)
         self._children = Children(self._boot, self._note_death)
         self._attendance = Attendance(self._attend, self._over.set)
-        self._server = CallServer({"ask": "watch"}, self._carry_out, "an agent", ENGINE_CALLS)
+        self._server = CallServer({"ask": "watch"}, self._carry_out, "an agent")
 
     async def run(self, listener: socket.socket) -> None:
         """Be an agent, until nobody needs it.

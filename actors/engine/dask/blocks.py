@@ -9,15 +9,15 @@ Rules
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ....store.errors import ModelLostError
+from ..sockets.packing import immutable
 from .records import Reach
-from .traffic import fixed
 
 GROUP = "data"
 """In which blocks are asked for."""
@@ -46,7 +46,7 @@ class Block:
     __slots__ = ("__weakref__", "_owner", "array", "key")
 
     def __init__(self, array: np.ndarray, owner: Callable[[], Owner]) -> None:
-        self.array = fixed(array)
+        self.array = immutable(array)
         self.key = uuid.uuid4().hex
         self._owner = owner
 
@@ -86,8 +86,3 @@ class Blocks:
         if block is None:
             raise ModelLostError(f"block {key}: expected it in the memory of its owner; it was released there")
         return block.array
-
-
-def as_arguments(arguments: Sequence[object]) -> tuple[object, ...]:
-    """Have blocks of this process that are arguments travel as what they are."""
-    return tuple(argument.array if isinstance(argument, Block) else argument for argument in arguments)

@@ -4,20 +4,18 @@ Rules (see docs/design/dask.md)
 - Its connections, and the server of its blocks, have an event loop of their own, in a thread (`switchboard`).
 - A client asks the directory itself, an actor through the agent of its machine. Both own what they start and reserve.
 - Where it is unpickled it is the engine of that cluster in that process.
-- `spawn` does not wait until an actor has started: its first calls do, and get the constructor's error if it failed.
+- `spawn` does not wait until an actor has started: `reach` does, and raises the constructor's error if it failed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
+import pickle
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from functools import cache
+from concurrent.futures import Future
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -34,11 +32,12 @@ from ....store.errors import (
 from ....store.waiting import Backoff, Deadline
 from ..engine import SERVICE, Lifetime, Node
 from ..opened import Opened
-from .blocks import Block, BlockHandle, Blocks, Owner, as_arguments
-from .lines import Answer, LostError
-from .records import Agent, DaskActor, Plan, Seat
+from ..sockets.framing import SocketAddress
+from ..sockets.lines import LostError, result_of
+from ..sockets.packing import pack
+from .blocks import Block, BlockHandle, Blocks, Owner
+from .records import Agent, DaskActor, Plan, Seat, Standing, State
 from .switchboard import Switchboard
-from .traffic import pack
 
 FREED_S = 10.0
 """How long it may take until memory that was let go is known to be free."""
@@ -62,6 +61,8 @@ class DaskEngine:
         """This process, for those who have handles of its blocks."""
         self._blocks = Blocks(self._as_owner)
         self._switchboard = switchboard
+        self._last: dict[str, Standing] = {}
+        """Key of an actor -> where it ran when the directory was asked last."""
         self._switchboard.node = seat.node
         if (known := _engines.get(seat.cluster)) is None or not known.is_running:
             _engines[seat.cluster] = self
@@ -127,7 +128,7 @@ class DaskEngine:
         path = tuple(os.path.abspath(entry) for entry in sys.path)
         start = cloudpickle.dumps((path, cloudpickle.dumps((cls, dict(arguments)))))
         key, owner = uuid.uuid4().hex, self._seat.owner
-        plan = Plan(key, name, _methods(cls), start, owner, node, lifetime, module=cls.__module__)
+        plan = Plan(key, name, start, owner, node, lifetime, module=cls.__module__)
         return _actor(self._ask("spawn", plan))
 
     def find(self, name: str) -> DaskActor:
@@ -180,44 +181,29 @@ class DaskEngine:
 
     # ---- calls ----------------------------------------------------------------------------------------
 
-    def call(self, actor: object, method: str, *arguments: object) -> Answer:
-        """Send a call."""
-        self._check_running(method)
-        callee = cast(DaskActor, actor)
-        group = callee.methods.get(method)
-        if group is None:
-            raise AttributeError(f"{callee.name}: expected one of {sorted(callee.methods)}; found {method!r}")
-        return self._switchboard.call(callee.key, group, pack((method, as_arguments(arguments))))
+    def reach(self, actor: object, timeout: float, who: str) -> Sequence[SocketAddress]:
+        """Ask the directory for an actor's addresses; one that does not answer has told the last ones before."""
+        callee, deadline = cast(DaskActor, actor), Deadline.after(timeout)
+        standing = self._standing(callee)
+        while standing.state is State.STARTING:
+            if not deadline.left():
+                raise _late(who, timeout)
+            standing = self._standing(callee)
+        if standing.error is not None:
+            raise pickle.loads(standing.error)  # noqa: S301  of the actor's process
+        if standing.reach is None:
+            why = standing.why or "it died and is being restarted"
+            raise ShardUnavailableError(f"{who}: expected a running actor; {why}")
+        self._last[callee.key] = standing
+        return standing.reach.addresses(is_near=standing.node == self._switchboard.node)
 
-    def result(self, future: object, timeout: float, who: str) -> Any:
-        """Wait for an answer, or for a list of them."""
-        self._check_running(who)
-        if isinstance(future, list):
-            deadline = Deadline.after(timeout)
-            return [self.result(each, deadline.left(), who) for each in cast("list[object]", future)]
-        answer = cast(Answer, future)
+    def _standing(self, actor: DaskActor) -> Standing:
         try:
-            error = answer.exception(max(timeout, 0.0))
-        except TimeoutError:
-            raise _late(who, timeout) from None
-        return _outcome(answer, error, who)
-
-    def first(self, futures: Sequence[object], timeout: float) -> Answer | None:
-        """Wait for one of several answers."""
-        self._check_running("first")
-        answers = cast("Sequence[Answer]", futures)
-        done, _ = wait(answers, max(timeout, 0.0), FIRST_COMPLETED)
-        return next((answer for answer in answers if answer in done), None)
-
-    async def awaitable(self, future: object, timeout: float, who: str) -> Any:
-        """Wait for an answer within an asynchronous actor."""
-        answer = cast(Answer, future)
-        coming = asyncio.wrap_future(answer)
-        coming.add_done_callback(lambda came: came.cancelled() or came.exception())  # or it is logged as never seen
-        await asyncio.wait([coming], timeout=max(timeout, 0.0))
-        if not coming.done():
-            raise _late(who, timeout)
-        return _outcome(answer, answer.exception(), who)
+            return cast(Standing, self._ask("where", actor.key))
+        except ShardUnavailableError:
+            if (known := self._last.get(actor.key)) is None:
+                raise
+            return known
 
     # ---- blocks ---------------------------------------------------------------------------------------
 
@@ -229,19 +215,18 @@ class DaskEngine:
 
     def get(self, handles: Sequence[object], timeout: float, who: str) -> list[Any]:
         """Return blocks: those of this process as they are, others as their owners send them."""
+        self._check_running(who)
         deadline = Deadline.after(timeout)
-        coming = [self.fetch(handle) for handle in cast("Sequence[Block | BlockHandle]", handles)]
+        coming = [self._fetch(handle) for handle in cast("Sequence[Block | BlockHandle]", handles)]
         try:
-            return [self.result(each, deadline.left(), who) for each in coming]
-        except ShardUnavailableError as exc:
+            return [result_of(each, deadline.left(), who) for each in coming]
+        except LostError as exc:
             raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
 
-    def fetch(self, handle: Block | BlockHandle) -> Answer:
-        """Begin to get a block; does not wait."""
-        self._check_running("a block")
+    def _fetch(self, handle: Block | BlockHandle) -> Future[Any]:
         if isinstance(handle, BlockHandle) and handle.owner != self._owner:
             return self._switchboard.call_owner(handle.owner, pack(("block", (handle.key,))))
-        answer = Answer()
+        answer: Future[Any] = Future()
         try:
             answer.set_result(handle.array if isinstance(handle, Block) else self._blocks.find(handle.key))
         except ModelLostError as exc:
@@ -292,25 +277,9 @@ def engine_here(cluster: str) -> DaskEngine:
     return engine
 
 
-@cache
-def _methods(cls: type) -> dict[str, str]:
-    """Return what actors of a class can be asked -> the concurrency group."""
-    found = inspect.getmembers(cls, inspect.iscoroutinefunction)
-    return {name: getattr(method, "concurrency_group", "ctl") for name, method in found}
-
-
 def _actor(plan: Plan) -> DaskActor:
-    return DaskActor(plan.name, plan.key, plan.methods)
+    return DaskActor(plan.name, plan.key)
 
 
 def _late(who: str, timeout: float) -> OperationTimeoutError:
-    return OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out")
-
-
-def _outcome(answer: Answer, error: BaseException | None, who: str) -> Any:
-    """Return what came, or raise it."""
-    if isinstance(error, LostError):
-        raise ShardUnavailableError(f"{who}: expected an answer; {error}")
-    if error is not None:
-        raise error
-    return answer.result()
+    return OperationTimeoutError(f"{who}: expected it to start within {timeout:.1f} s; it has not")

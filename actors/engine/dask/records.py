@@ -13,11 +13,15 @@ from ..sockets.framing import SocketAddress
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Where a process answers calls, by concurrency group."""
+    """Where a process answers calls."""
 
-    near: Mapping[str, SocketAddress]
+    near: SocketAddress
     """For callers of its node."""
-    away: Mapping[str, SocketAddress]
+    away: SocketAddress
+
+    def addresses(self, *, is_near: bool) -> list[SocketAddress]:
+        """Return the addresses for a caller, the best one first."""
+        return [*([self.near] if is_near else []), self.away]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,6 @@ class Plan:
     key: str
     """Of this actor, among all that ever had its name."""
     name: str
-    methods: Mapping[str, str]
-    """What it can be asked -> the concurrency group."""
     start: bytes = field(repr=False)
     """Its class and arguments, pickled, for its process alone."""
     owner: str
@@ -149,8 +151,6 @@ class DaskActor:
 
     name: str
     key: str
-    methods: Mapping[str, str] = field(repr=False)
-    """See `Plan`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The switchboard: all connections of one engine, in an event loop of its own thread."""
+"""Connections of one engine to the directory and to owners of blocks, in an event loop of its own thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from ..sockets.framing import SocketAddress
+from ..sockets.lines import Line
+from ..sockets.packing import Packed
 from ..sockets.server import CallServer
-from ..sockets.traffic import Packed
 from .blocks import GROUP, Owner
-from .lines import Answer, Callee, Line, addresses
 from .records import Reach
-from .traffic import ENGINE_CALLS
 
 LONGEST_S = 300.0
 """How long the directory may take in all, where the agents of a large cluster are to be started first."""
@@ -44,7 +43,7 @@ class DirectoryLink(Protocol):
 
 
 class Switchboard:
-    """Connections to the directory, to actors and to owners of blocks.
+    """Connections to the directory and to owners of blocks.
 
     Args:
         link: makes what asks the directory; called in the event loop.
@@ -55,7 +54,6 @@ class Switchboard:
         self.node: str | None = None
         """Where this process is; there it is near."""
         self._is_open = is_open
-        self._callees: dict[str, Callee] = {}
         self._owners: dict[str, Line] = {}
         self._server: CallServer | None = None
         self._closing = asyncio.Event()
@@ -75,15 +73,9 @@ class Switchboard:
         """Ask the directory; see `DirectoryLink.ask`."""
         return self._run(self._link.ask(method, *arguments))
 
-    def call(self, key: str, group: str, message: Packed) -> Answer:
-        """Send a call to an actor; does not wait."""
-        answer = Answer()
-        self._loop.call_soon_threadsafe(lambda: self._callee(key).send(group, message, answer))
-        return answer
-
-    def call_owner(self, owner: Owner, message: Packed) -> Answer:
+    def call_owner(self, owner: Owner, message: Packed) -> Future[Any]:
         """Send a call to a process that has blocks; does not wait."""
-        answer = Answer()
+        answer: Future[Any] = Future()
         self._loop.call_soon_threadsafe(lambda: self._line(owner).send(message, answer))
         return answer
 
@@ -117,26 +109,21 @@ class Switchboard:
                 break
         await self._end(link)
 
-    def _callee(self, key: str) -> Callee:
-        if key not in self._callees:
-            self._callees[key] = Callee(key, self._link.ask, lambda: self.node)
-        return self._callees[key]
-
     def _line(self, owner: Owner) -> Line:
-        async def found(group: str) -> list[SocketAddress]:
-            return addresses(owner.reach, group, is_near=owner.node == self.node)
+        async def found() -> list[SocketAddress]:
+            return owner.reach.addresses(is_near=owner.node == self.node)
 
         if owner.id not in self._owners:
-            self._owners[owner.id] = Line(GROUP, found)
+            self._owners[owner.id] = Line(found)
         return self._owners[owner.id]
 
     async def _serve(self, carry_out: Callable[[str, tuple[object, ...]], Awaitable[object]], host: str) -> Reach:
-        self._server = CallServer({"block": GROUP}, carry_out, "blocks", ENGINE_CALLS)
-        return Reach({GROUP: self._server.address}, {GROUP: self._server.address_at(host)})
+        self._server = CallServer({"block": GROUP}, carry_out, "blocks")
+        return Reach(self._server.address, self._server.address_at(host))
 
     async def _end(self, link: DirectoryLink) -> None:
-        for line in (*self._callees.values(), *self._owners.values()):
-            await line.close()
+        for line in self._owners.values():
+            line.close()
         if self._server is not None:
             await self._server.close()
         await link.close()

@@ -9,14 +9,13 @@ Rules (each measured or read in Ray's source, see docs/design/engine.md)
 - Memory is reserved by a placement group that is bound to a node by its label: an actor that asked for it itself could
   not be started again on a node that has less left. Ray removes a group when its creator has ended or starts again.
 - An object dies with the process that put it, so only shards put what lasts.
+- Ray carries no call of ours but the one that asks an actor for its address (`hosted`).
 - Errors that Ray wraps are unwrapped here; foreign ones are mapped to the one tree.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -39,10 +38,11 @@ from ....store.errors import (
     TensorVineError,
 )
 from ....store.waiting import Backoff, Deadline
-from ..engine import GROUPS, SERVICE, Actor, Future, Handle, Lifetime, Node
+from ..engine import SERVICE, Actor, Handle, Lifetime, Node
 from ..opened import Opened
+from ..sockets.framing import SocketAddress
 from . import control_service
-from .group_loops import with_loops
+from .hosted import hosted
 
 NAMESPACE = "tensorvine"
 
@@ -204,42 +204,25 @@ class RayEngine:
             found: list[bytes | None] = [internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names]
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
-    def call(self, actor: object, method: str, *arguments: object) -> Future:
-        """Send a call."""
-        _check_running(method)
-        return getattr(actor, method).remote(*arguments)
-
-    def result(self, future: Any, timeout: float, who: str) -> Any:
-        """Wait for an answer, or for a list of them."""
+    def reach(self, actor: Any, timeout: float, who: str) -> Sequence[SocketAddress]:
+        """Ask an actor for its address."""
         _check_running(who)
         try:
-            return ray.get(future, timeout=max(timeout, 0.0))
+            asked: ray.ObjectRef[SocketAddress] = actor.tensorvine_reach.remote(self.this_node())
+            return [ray.get(asked, timeout=max(timeout, 0.0))]
         except ray.exceptions.RayError as exc:
-            _translate(exc, timeout, who)
-
-    def first(self, futures: Sequence[object], timeout: float) -> Future | None:
-        """Wait for one of several answers."""
-        _check_running("first")
-        done = cast("Sequence[Future]", ray.wait(list(futures), num_returns=1, timeout=max(timeout, 0.0))[0])
-        return done[0] if done else None
-
-    async def awaitable(self, future: Any, timeout: float, who: str) -> Any:
-        """Wait for an answer within an asynchronous actor."""
-        try:
-            async with asyncio.timeout(timeout):  # `wait_for` loses a cancellation that comes with the answer
-                return await asyncio.wrap_future(future.future())
-        except (ray.exceptions.RayError, TimeoutError) as exc:
             _translate(exc, timeout, who)
 
     def put(self, block: object) -> Handle:
         """Store a block in shared memory."""
-        return ray.put(block)
+        return RayBlock(ray.put(block))
 
     def get(self, handles: Sequence[object], timeout: float, who: str) -> list[Any]:
         """Map blocks."""
         _check_running(who)
+        refs = [handle.ref for handle in cast("Sequence[RayBlock]", handles)]
         try:
-            return ray.get(cast("list[ray.ObjectRef[Any]]", list(handles)), timeout=max(timeout, 0.0))
+            return ray.get(refs, timeout=max(timeout, 0.0))
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
 
@@ -247,6 +230,32 @@ class RayEngine:
         """Leave the Ray of this process; one that was started in it ends. Does nothing in a forked child."""
         if not _used().inherited:
             ray.shutdown()
+
+
+class RayBlock:
+    """A block of the object store, as a handle that our sockets can carry.
+
+    Pickling an `ObjectRef` outside of Ray's calls would keep its object until the process ends.
+    """
+
+    def __init__(self, ref: ray.ObjectRef[Any]) -> None:
+        self.ref = ref
+
+    def __reduce__(self) -> tuple[object, tuple[bytes, bytes, bytes]]:
+        ref, owner, status = _core().serialize_object_ref(self.ref)
+        return _borrowed, (ref.binary(), owner, status)
+
+
+def _borrowed(ref: bytes, owner: bytes, status: bytes) -> RayBlock:
+    """Return the handle of a block of another process, which may free it after a while."""
+    made: Any = ray.ObjectRef
+    block = RayBlock(made(ref, owner))
+    _core().deserialize_and_register_object_ref(ref, made.nil(), owner, status)
+    return block
+
+
+def _core() -> Any:
+    return cast("Any", ray)._private.worker.global_worker.core_worker
 
 
 def _groups(prefix: str) -> list[dict[str, Any]]:
@@ -308,12 +317,8 @@ def _head_asked(what: str) -> Generator[None]:
 @cache
 def _actor_class(cls: type) -> Any:
     """Make a class one of Ray's, once: Ray takes it apart and exports it anew for each that is made."""
-    for _, method in inspect.getmembers(cls, callable):
-        chosen = getattr(method, "concurrency_group", None)
-        if chosen is not None:
-            method.__ray_concurrency_group__ = chosen  # pyright: ignore[reportFunctionMemberAccess]
-    make: Any = ray.remote  # its stubs do not know concurrency_groups
-    return make(concurrency_groups=GROUPS)(with_loops(cls))
+    make: Any = ray.remote
+    return make(hosted(cls))
 
 
 def _check_running(what: str) -> None:

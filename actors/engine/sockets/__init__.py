@@ -1,6 +1,5 @@
-"""Calls between two processes, of one machine or of two: framing, connections of threads and loops, the server and its
-entrance.
+"""Calls between two processes, of one machine or of two: format, connections of threads and event loops, and servers.
 
-From outside: `framing.SocketAddress`, `server.CallServer`, `awaited.connected`, `blocking.BlockingConnections`,
-`traffic`, and `refusals` for other listeners. Stands on `engine.engine`.
+From outside: `framing.SocketAddress`, `hosting.Host`, `lines.Lines`, `packing.pack`, and `refusals` for other
+listeners. Stands on `engine.engine`.
 """

@@ -1,15 +1,15 @@
-"""Connections of threads to an actor, past the engine.
+"""Connections of threads to an actor, for short calls.
 
 Rules
-- An engine's call wakes many threads one after another, and each may wait for a core. Here it wakes two: the actor's
-  event loop, where the call is carried out as the engine's calls are, and who waits for the answer.
-- What cannot be sent (it is too large, or nobody answers there) has not happened, and goes by the engine. A connection
-  that ends while an answer is awaited has ended with its actor: the call may or may not have happened.
-- To another machine a connection is made within `SEND_S`, or not tried again for `AWAY_S`: a firewall may say nothing.
-- Calls are numbered, and a connection carries one awaited call at a time. Who does not wait any more leaves its answer
-  to the next, which skips it.
-- A connection is referred to by its answer or by the pool, and is closed when nothing does: so one whose call an
-  exception ended, at whatever point, is closed with the frames of that call.
+- A call by an event loop wakes several threads, one after the other, and each may wait for a core. Here a call wakes
+  two: the actor's event loop, and the caller that waits for the answer.
+- `send` returns None if the call was not sent, because it is too large or nothing accepts connections there; the caller
+  then uses `lines`. A connection that ends while an answer is awaited ends with its actor: the call may have happened.
+- A connection to another machine is made within `SEND_S`, or not tried again for `AWAY_S`: a firewall may not answer.
+- Calls are numbered, and a connection carries one awaited call at a time. A caller that stops waiting leaves the answer
+  on the connection, and the next one skips it.
+- A connection is referred to by its answer or by the pool, and is closed when nothing refers to it: so one whose call
+  was ended by an exception, at whatever point, is closed with the frames of that call.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ from typing import Any
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
-from ..engine import GROUPS
+from ..groups import GROUPS
 from .framing import (
     AGAIN,
-    ANSWER_BYTES,
     CONNECTS,
-    HEADER,
     PING,
     SECRET_BYTES,
     SocketAddress,
     check_proof,
     check_server,
     check_welcome,
-    first_of,
     outcome_of,
     response,
     watch,
 )
-from .traffic import Request, packed
+from .incoming import Incoming, Message
+from .packing import Packed
 
 log = logging.getLogger(__name__)
 
+SHORT_BYTES = 1 << 20
+"""Size of the largest call that is sent here."""
 SEND_S = 1.0
-"""How long a server may leave a call in the socket's buffer, or a ping unanswered, before the engine is asked."""
+"""How long a server may leave a call in the socket's buffer, or a ping unanswered."""
 FRESH_S = 1.0
-"""How long after another machine was heard of last a call is sent without a ping before it."""
-RECEIVE_BYTES = 1 << 16
+"""How long after the last bytes from another machine a call is sent to it without a ping."""
 UNANSWERED = GROUPS["ctl"]
-"""Calls of one connection that nobody waited for: with one more it ends, and the next call opens another."""
+"""Most calls of one connection whose answers were left on it; with one more it is closed."""
 AGAIN_S = 5.0
-"""How long nothing is sent to a server that has ended a connection in the place of a welcome."""
+"""How long nothing is sent to a server that closed a connection instead of accepting it."""
 AWAY_S = 60.0
-"""How long nothing is sent to a machine to which there was no connection."""
+"""How long nothing is sent to a machine that could not be connected."""
 
 
 class BlockingConnections:
@@ -71,17 +70,16 @@ class BlockingConnections:
         self._pool = _Pool()
         weakref.finalize(self, self._pool.close)
 
-    def send(self, request: Request) -> SocketAnswer | None:
-        """Send a call; None: it cannot be sent, and nothing has happened."""
-        message = packed(request)
-        if message is None:
+    def send(self, message: Packed) -> SocketAnswer | None:
+        """Send a call; return None if it was not sent."""
+        if message.nbytes > SHORT_BYTES:
             return None
         connection: _Connection | None = None
         try:
             connection = self._pool.take(self._address)
-            number = connection.send(message.pickled)
+            number = connection.send(message)
         except OSError as exc:
-            log.debug("socket %s: %s is sent by the engine: %s", self._address.name, request.remote.name, exc)
+            log.debug("socket %s: a call was not sent: %s", self._address.name, exc)
             if connection is not None:
                 connection.close()
             return None
@@ -97,7 +95,7 @@ class BlockingConnections:
 
 
 class SocketAnswer:
-    """An answer to come."""
+    """A future answer."""
 
     _connection: _Connection | None = None
 
@@ -105,7 +103,7 @@ class SocketAnswer:
         self._connection = connection
         self._number = number
         self._pool = pool
-        self._message = b""
+        self._message = Message(0, b"")
         self._ended: OSError | None = None
 
     def result(self, timeout: float, who: str) -> Any:
@@ -122,7 +120,7 @@ class SocketAnswer:
             raise ShardUnavailableError(
                 f"{who}: expected an answer; it died or is being restarted ({self._ended})"
             ) from self._ended
-        return outcome_of(self._message)
+        return outcome_of(self._message.pickled, self._message.buffers)
 
     def _receive(self, connection: _Connection, timeout: float, who: str) -> None:
         try:
@@ -173,7 +171,7 @@ class _Pool:
         except OSError as exc:
             if address.place is not None:
                 self._again = time.monotonic() + AWAY_S
-                log.info("%s: no connection, calls are sent by the engine for %.0f s: %s", address.name, AWAY_S, exc)
+                log.info("%s: no connection, not tried again for %.0f s: %s", address.name, AWAY_S, exc)
             raise
 
     def give(self, connection: _Connection) -> None:
@@ -192,7 +190,7 @@ class _Connection:
     """A connection, at the client."""
 
     def __init__(self, address: SocketAddress) -> None:
-        self._buffer = bytearray()
+        self._incoming = Incoming()
         self._sent = self._answered = 0
         self._away = address.place is not None
         self._heard = time.monotonic()
@@ -200,40 +198,41 @@ class _Connection:
         self.close = weakref.finalize(self, self._socket.close)
         """Closes the socket, which is not collected before this is called."""
 
-    def send(self, message: bytes) -> int:
+    def send(self, message: Packed) -> int:
         if self._sent - self._answered >= UNANSWERED:
             raise ConnectionAbortedError(f"expected at most {UNANSWERED} calls without an answer")
         if self._away:
             self._check_there()
         self._sent += 1
         self._socket.settimeout(SEND_S)
-        self._socket.sendall(HEADER.pack(len(message), self._sent) + message)
+        for part in message.parts(self._sent):
+            self._socket.sendall(part)
         return self._sent
 
-    def receive(self, number: int, deadline: Deadline) -> bytes:
+    def receive(self, number: int, deadline: Deadline) -> Message:
         while True:
-            while (found := first_of(self._buffer, ANSWER_BYTES)) is not None:
-                self._answered += 1 if found[0] else 0  # to a ping
-                if found[0] == number:
-                    return found[1]
-                if found[0] > number > 0:
-                    raise ConnectionAbortedError(f"expected the answer to call {number}; found one to {found[0]}")
+            while (found := self._incoming.first()) is not None:
+                self._answered += 1 if found.number else 0  # else it answers a ping
+                if found.number == number:
+                    return found
+                if found.number > number > 0:
+                    raise ConnectionAbortedError(f"expected the answer to call {number}; found one to {found.number}")
             self._socket.settimeout(deadline.left())
             try:
-                data = self._socket.recv(RECEIVE_BYTES)
-            except BlockingIOError:  # there is no time, and nothing has come
+                nbytes = self._socket.recv_into(self._incoming.space())
+            except BlockingIOError:  # there is no time, and nothing has arrived
                 raise TimeoutError from None
             except TimeoutError as exc:
-                if exc.errno == errno.ETIMEDOUT:  # the system's, and not ours
+                if exc.errno == errno.ETIMEDOUT:  # the system's, not ours
                     raise ConnectionAbortedError(f"its machine does not respond: {exc}") from exc
                 raise
-            if not data:
+            if not nbytes:
                 raise ConnectionResetError("it has ended")
             self._heard = time.monotonic()
-            self._buffer += data
+            self._incoming.came(nbytes)
 
     def _check_there(self) -> None:
-        """Find out that the server has ended, or its machine is gone: what is sent then would come to nothing."""
+        """Check that neither the server nor its machine has ended: a call sent to them would be lost."""
         self._socket.settimeout(0.0)
         with contextlib.suppress(BlockingIOError):
             if not self._socket.recv(1, socket.MSG_PEEK):

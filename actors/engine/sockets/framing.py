@@ -1,21 +1,17 @@
-"""How a call and its answer stand on a socket between two processes, of one machine or of two.
+"""The format of calls and answers on a socket between two processes, of one machine or of two.
 
 Rules
 - A connection begins with the secret of the address, from the caller; `entrance` compares it before anything else is
-  read. The server answers with one byte: `WELCOME`, or `FULL`. Who shows another secret is not answered.
+  read. The server answers with one byte: `WELCOME`, or `FULL`. A wrong secret gets no answer.
 - Between machines the secret does not travel: the server sends a challenge, the caller sends it back with a proof that
   it knows the secret (`response`), and the server's proof follows its `WELCOME`. A server that has no room until the
-  response arrives says `AGAIN`: the caller connects again and sends the same response at once. A machine that is
-  silent for `SILENT_S` has gone.
-- Between machines nothing is sent on a connection of which nothing was heard for a while: the engine may know that the
-  actor runs elsewhere by now. A `PING` is answered by the same bytes, at once.
-- A message is a header (bytes that follow, number of the call) and a pickle, as the engine's messages are. It is
-  unpickled only of who knows the secret, or is the process that the address names.
-- A message of number 0 that is not empty announces buffers, where the kind of traffic has them: it has the size of
-  each, in 8 bytes. They follow the message after it, one behind the other.
-- What is announced has a limit, and only what has come takes memory.
-- Both ends count the calls of a connection that are not answered: as many of each group as the engine serves of it.
-  The caller sends more than these by the engine, so a long poll stands in no short call's way.
+  response arrives says `AGAIN`: the caller connects again and sends the same response at once. A connection to a
+  machine that does not respond for `SILENT_S` ends.
+- A `PING` is answered by the same bytes, at once.
+- A message is a header (bytes that follow, number of the call) and a pickle (`packing`). It is unpickled only if the
+  sender knows the secret, or is the process that the address names.
+- A message of number 0 that is not empty announces buffers: it has the size of each, in 8 bytes. They follow the
+  message after it, one after the other. Memory for a buffer is touched as its bytes arrive.
 """
 
 from __future__ import annotations
@@ -35,10 +31,6 @@ SECRET_BYTES = 32
 """Of a secret, of a challenge and of a proof."""
 SILENT_S = 20
 """How long a machine may take to confirm what it was sent, or a sign of life while nothing is sent."""
-MESSAGE_BYTES = 1 << 20
-"""Of a call; a larger one goes by the engine."""
-ANSWER_BYTES = 64 << 20
-"""Of an answer; in the place of a larger one comes `AnswerTooLargeError`. The table of 100,000 tensors has 8 MiB."""
 HEADER = struct.Struct("<IQ")
 """Bytes that follow, number of the call."""
 PING = HEADER.pack(0, 0)
@@ -52,43 +44,16 @@ _CREDENTIALS = struct.Struct("iII")
 
 @dataclass(frozen=True, slots=True)
 class SocketAddress:
-    """Where an actor answers calls. It travels by the engine alone: who has it is trusted."""
+    """Where an actor answers calls. Only the engine hands it out: a process that has it is trusted."""
 
     name: str
-    """Of the socket. One for callers of its own machine needs no file; another one is called as its place."""
+    """Name of the abstract Unix socket; for callers of other machines, host and port."""
     pid: int
-    """Of the actor's process, as which it must show itself."""
+    """Process id of the actor, which callers of its machine check."""
     secret: bytes = field(repr=False)
-    """Of the actor's process; what callers show first."""
+    """Secret of the actor's process."""
     place: tuple[str, int] | None = None
     """Host and port, for callers of other machines; None: a Unix socket."""
-
-
-class AnswerTooLargeError(OverflowError):
-    """A socket does not carry the answer to a call, which was carried out."""
-
-
-def first_of(buffer: bytearray, most: int) -> tuple[int, bytes] | None:
-    """Take the first whole message out of a buffer.
-
-    Args:
-        buffer: what has come.
-        most: bytes that a message may have.
-
-    Raises:
-        ConnectionAbortedError: a larger one is announced.
-    """
-    if len(buffer) < HEADER.size:
-        return None
-    length, number = HEADER.unpack_from(buffer)
-    if length > most:
-        raise ConnectionAbortedError(f"expected a message of at most {most} bytes; found one of {length}")
-    end = HEADER.size + length
-    if len(buffer) < end:
-        return None
-    message = bytes(buffer[HEADER.size : end])
-    del buffer[:end]
-    return number, message
 
 
 def outcome_of(message: bytes, buffers: Sequence[memoryview] = ()) -> Any:

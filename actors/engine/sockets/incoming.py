@@ -1,9 +1,9 @@
-"""What comes on a connection, as messages.
+"""Assemble the messages of a connection from the bytes that arrive.
 
 Rules
-- A pickle is gathered with the header before it. Buffers that were announced are received where they will stay, so a
-  large array is not copied once it has come; who unpickles finds them read-only.
-- Memory for buffers is taken when they are announced, by who was let in, and touched as they come.
+- Announced buffers are received where they will stay, so that a large array is not copied after its arrival. They are
+  unpickled as read-only arrays.
+- Only authenticated peers announce buffers. Their memory is allocated then, and touched as the bytes arrive.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .framing import first_of
+from .framing import HEADER
 
 SPACE_BYTES = 1 << 16
-"""For what comes of headers and pickles at once."""
+"""Most bytes of headers and pickles that one read receives."""
 
 
 class Message(NamedTuple):
@@ -28,21 +28,15 @@ class Message(NamedTuple):
 
 
 class Incoming:
-    """What has come of a connection.
+    """The bytes that arrived on a connection.
 
-    Args:
-        most: bytes that a pickle may have.
-        buffers: buffers may be announced.
-
-    >>> incoming = Incoming(100)
+    >>> incoming = Incoming()
     >>> incoming.take(bytes([2, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]) + b"ab")
     >>> incoming.first()
     Message(number=7, pickled=b'ab', buffers=())
     """
 
-    def __init__(self, most: int, buffers: bool = False) -> None:
-        self._most = most
-        self._may_announce = buffers
+    def __init__(self) -> None:
         self._space = memoryview(bytearray(SPACE_BYTES))
         self._gathered = bytearray()
         self._sizes: tuple[int, ...] = ()
@@ -85,14 +79,14 @@ class Incoming:
         """Take the first whole message; None: there is none yet.
 
         Raises:
-            ConnectionAbortedError: what comes is none, or a larger one than may come.
+            ConnectionAbortedError: the bytes are no message, or there is no memory for its buffers.
         """
         while self._begun is None:
-            found = first_of(self._gathered, self._most)
+            found = self._gathered_message()
             if found is None:
                 return None
             number, pickled = found
-            if not number and pickled and self._may_announce:
+            if not number and pickled:
                 self._sizes = _sizes_in(pickled)
             elif not self._sizes:
                 return Message(number, pickled)
@@ -109,6 +103,17 @@ class Incoming:
         (number, pickled), buffers = self._begun, tuple(buffer.toreadonly() for buffer in self._buffers)
         self._begun, self._buffers = None, []
         return Message(number, pickled, buffers)
+
+    def _gathered_message(self) -> tuple[int, bytes] | None:
+        if len(self._gathered) < HEADER.size:
+            return None
+        length, number = HEADER.unpack_from(self._gathered)
+        end = HEADER.size + length
+        if len(self._gathered) < end:
+            return None
+        pickled = bytes(self._gathered[HEADER.size : end])
+        del self._gathered[:end]
+        return number, pickled
 
     def _begin(self, message: tuple[int, bytes]) -> None:
         try:

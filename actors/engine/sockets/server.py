@@ -1,11 +1,11 @@
 """The actor's end of the sockets by which callers reach it.
 
 Rules
-- Calls are carried out in the event loop in which the server is made: where the engine carries out the same methods.
-- Who is let in, `Entrance` decides. A caller is served as long as it stays connected and keeps to the framing; a call
-  whose caller has gone is brought to its end.
-- A caller that leaves its answers unread is not read from, either, and takes bounded memory: what it sent stays with
-  it, what it has under way is counted, and so are the bytes that wait for it.
+- The server's event loop reads calls and writes answers. A call runs in the event loop of its concurrency group, at
+  most `GROUPS[group]` of them at once, so that a slow group delays no other.
+- `Entrance` authenticates callers. A connection is served until it ends or breaks the format. A call whose caller has
+  disconnected runs to its end.
+- A caller that does not read its answers is not read from until it does.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ import logging
 import pickle
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import cast
 
 from ....store.errors import TensorVineError
+from ..groups import GROUPS
 from .entrance import Entrance
-from .framing import FULL, PING, AnswerTooLargeError, SocketAddress
+from .framing import FULL, PING, SocketAddress
 from .incoming import Incoming, Message
+from .packing import Packed, pack
 from .refusals import Refusals
-from .traffic import SHORT_CALLS, Packed, Traffic
 
 log = logging.getLogger(__name__)
 
+CONNECTIONS = 8192
+"""Most connections that a server accepts at once."""
+
 
 class CallServer:
-    """Serves an actor's calls in the event loop in which it is made.
+    """Serves an actor's calls, from the event loop in which it is made.
 
     Args:
-        methods: what may be called -> its group.
-        carry_out: carries out a call: of a method, with arguments.
-        who: names the actor in the log.
-        traffic: what its connections carry.
+        methods: name of each method that may be called -> its concurrency group.
+        carry_out: runs a method with arguments.
+        who: name of the actor in the log.
+        loops: event loop of each group that has another one than the server.
 
     Raises:
-        OSError: no socket can be had.
+        OSError: the socket could not be opened.
     """
 
     def __init__(
@@ -47,12 +51,13 @@ class CallServer:
         methods: Mapping[str, str],
         carry_out: Callable[[str, tuple[object, ...]], Awaitable[object]],
         who: str,
-        traffic: Traffic = SHORT_CALLS,
+        loops: Mapping[str, asyncio.AbstractEventLoop] | None = None,
     ) -> None:
-        self.methods = methods
-        self.traffic = traffic
         self.refusals = Refusals(f"{who}: its socket")
+        self._methods = methods
         self._carry_out = carry_out
+        self._loops = loops or {}
+        self._places = {group: asyncio.Semaphore(most) for group, most in GROUPS.items()}
         self._served: set[_Served] = set()
         self._welcoming: set[asyncio.Task[None]] = set()
         self._was_full = False
@@ -60,13 +65,13 @@ class CallServer:
         self.address = self._entrances[0].address
 
     def address_at(self, host: str) -> SocketAddress:
-        """Return where callers of other machines reach it.
+        """Return the address for callers of other machines; listen there from now on.
 
         Args:
-            host: this machine's address there.
+            host: address of an interface of this machine.
 
         Raises:
-            OSError: nothing can listen there.
+            OSError: the port could not be opened.
         """
         for entrance in self._entrances:
             if entrance.address.place is not None and entrance.address.place[0] == host:
@@ -75,7 +80,7 @@ class CallServer:
         return self._entrances[-1].address
 
     async def close(self) -> None:
-        """End all connections, and the calls under way."""
+        """End all connections, and cancel the calls that run."""
         for entrance in self._entrances:
             entrance.close()
         await asyncio.gather(*self._welcoming, return_exceptions=True)
@@ -85,12 +90,11 @@ class CallServer:
             await asyncio.sleep(0)
 
     def left(self, served: _Served) -> None:
-        """Take a connection out of the books."""
+        """Forget a connection that has ended."""
         self._served.discard(served)
 
     def _admit(self, visitor: socket.socket, welcome: bytes) -> None:
-        """Take a connection into the books, if there is room for one."""
-        if len(self._served) < self.traffic.connections:
+        if len(self._served) < CONNECTIONS:
             served = _Served(self, welcome)
             self._served.add(served)
             welcoming = asyncio.get_running_loop().create_task(self._welcome(served, visitor))
@@ -99,52 +103,50 @@ class CallServer:
             return
         if not self._was_full:
             self._was_full = True
-            log.warning(
-                "sockets: %d connections are open, which is the limit: further ones are refused",
-                self.traffic.connections,
-            )
+            log.warning("sockets: %d connections are open, which is the limit: new ones are refused", CONNECTIONS)
         with visitor, contextlib.suppress(OSError):
             visitor.send(FULL)
 
     async def _welcome(self, served: _Served, visitor: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: served, visitor)
-        except BaseException:  # such as: it is cancelled, with all that its loop has begun
+        except BaseException:  # such as a cancellation
             visitor.close()
             self.left(served)
             raise
 
     async def answer(self, method: str, arguments: tuple[object, ...]) -> Packed:
-        """Carry out a call, and return what to send."""
+        """Run a call in its group's loop, and return its packed answer."""
+        group = self._methods.get(method)
+        if group is None:
+            return pack((False, AttributeError(f"expected one of {sorted(self._methods)}; found {method!r}")))
+        async with self._places[group]:
+            call = self._answer(method, arguments)
+            loop = self._loops.get(group)
+            return await (call if loop is None else _run_in(loop, call))
+
+    async def _answer(self, method: str, arguments: tuple[object, ...]) -> Packed:
         try:
-            if method not in self.methods:
-                raise AttributeError(f"expected one of {sorted(self.methods)}; found {method!r}")
             outcome = True, await self._carry_out(method, arguments)
         except TensorVineError as exc:
             outcome = False, exc
-        except Exception as exc:  # noqa: BLE001  raised again where it was asked
+        except Exception as exc:  # noqa: BLE001  raised again at the caller
             exc.add_note("".join(traceback.format_exception(exc)))
             outcome = False, exc
         try:
-            message = self.traffic.pack(outcome)
+            return pack(outcome)
         except Exception as exc:  # noqa: BLE001  of any class's own making
-            return self.traffic.pack((False, TypeError(f"{method}: its answer cannot be sent: {exc}")))
-        if (size := len(message.pickled)) > self.traffic.answer_bytes:
-            why = f"{method}: expected an answer of at most {self.traffic.answer_bytes} bytes by a socket; found {size}"
-            return self.traffic.pack((False, AnswerTooLargeError(why)))
-        return message
+            return pack((False, TypeError(f"{method}: its answer cannot be sent: {exc}")))
 
 
 class _Served(asyncio.BufferedProtocol):
-    """A connection, at the server. It has shown the secret."""
+    """A connection to an authenticated caller."""
 
     def __init__(self, server: CallServer, welcome: bytes) -> None:
         self._server = server
         self._welcome = welcome
-        self._incoming = Incoming(server.traffic.call_bytes, server.traffic.buffers)
+        self._incoming = Incoming()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = dict.fromkeys(server.traffic.under_way, 0)
-        """By group, as the caller counts them."""
         self._refused = False
         self._transport: asyncio.Transport
 
@@ -156,7 +158,7 @@ class _Served(asyncio.BufferedProtocol):
         self._server.left(self)
 
     def pause_writing(self) -> None:
-        self._transport.pause_reading()  # who does not read its answers gets no further ones
+        self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         if not self._refused:
@@ -184,33 +186,46 @@ class _Served(asyncio.BufferedProtocol):
             self._transport.write(PING)
             return
         try:
-            method, arguments = pickle.loads(pickled, buffers=buffers)  # noqa: S301  of who knows the secret
-            group = self._server.methods.get(method, "ctl")
-        except Exception as exc:  # noqa: BLE001  whatever the bytes make of it
+            method, arguments = _call_of(pickle.loads(pickled, buffers=buffers))  # noqa: S301  the caller knows the secret
+        except (pickle.UnpicklingError, EOFError) as exc:
             self._refuse(f"a call cannot be read, its connection is closed: {exc!r}")
             return
-        if self._under_way[group] == (most := self._server.traffic.under_way[group]):
-            self._refuse(f"expected at most {most} calls of {group!r} under way on a connection; found more")
+        except Exception as exc:  # noqa: BLE001  such as the class of an argument that this process cannot import
+            self._send(
+                number, pack((False, TypeError(f"expected arguments that the actor can unpickle; found {exc!r}")))
+            )
             return
-        self._under_way[group] += 1
-        task = asyncio.get_running_loop().create_task(self._answer(number, group, method, arguments))
+        task = asyncio.get_running_loop().create_task(self._answer(number, method, arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, number: int, group: str, method: str, arguments: tuple[object, ...]) -> None:
-        answer = await self._server.answer(method, arguments)
-        self._under_way[group] -= 1
-        if self._refused or self._transport.is_closing():
-            return
-        unread = self._transport.get_write_buffer_size()
-        if unread > self._server.traffic.unread_bytes:
-            self._refuse(f"expected a caller that reads its answers; {unread} bytes of them are unread")
-            return
-        for part in answer.parts(number):
-            self._transport.write(part)
+    async def _answer(self, number: int, method: str, arguments: tuple[object, ...]) -> None:
+        self._send(number, await self._server.answer(method, arguments))
+
+    def _send(self, number: int, answer: Packed) -> None:
+        if not (self._refused or self._transport.is_closing()):
+            for part in answer.parts(number):
+                self._transport.write(part)
 
     def _refuse(self, reason: str) -> None:
         self._refused = True
         self._transport.pause_reading()
         self._incoming.clear()
         asyncio.get_running_loop().call_later(self._server.refusals.note(reason), self._transport.abort)
+
+
+def _call_of(content: object) -> tuple[str, tuple[object, ...]]:
+    """Return the method and the arguments of an unpickled call.
+
+    Raises:
+        pickle.UnpicklingError: it is no call.
+    """
+    match content:
+        case (str() as method, tuple()):
+            return method, cast(tuple[object, ...], content[1])
+        case _:
+            raise pickle.UnpicklingError(f"expected a method's name and its arguments; found {type(content).__name__}")
+
+
+async def _run_in(loop: asyncio.AbstractEventLoop, call: Coroutine[object, None, Packed]) -> Packed:
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))

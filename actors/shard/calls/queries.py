@@ -41,7 +41,7 @@ class QueryCalls:
         """Return the qualities of versions of a name, retired ones included."""
         ...
 
-    @remote("watch", by_socket=True, repeatable=True)
+    @remote("watch", repeatable=True)
     def wait_newer(self, name: str, after: int, timeout: float) -> ModelRef | None:
         """Answer as soon as `name` has a version above `after`; None when none came in time."""
         ...

@@ -43,9 +43,9 @@ class ReadCalls:
         """Return blocks of this shard's segments, read from disk where need be, for clients that map its memory."""
         ...
 
-    @remote("ctl", by_socket=False, repeatable=True)
+    @remote("ctl", repeatable=True)
     def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
-        """Return blocks as in `blocks`, but such as the engine carries."""
+        """Return blocks as in `blocks`, with handles of copies in the engine's object store."""
         ...
 
     @remote("watch", repeatable=True)

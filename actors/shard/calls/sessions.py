@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 from ....store.holders import Lease
 from ...memory.process import ProcessId
-from ...rpc.actor_calls import ActorCalls
 from ...rpc.calls import remote
 from ...rpc.messages import Hello
 
 
-class SessionCalls(ActorCalls):
+class SessionCalls:
     """Answered by `shard.parts.sessions`."""
 
-    @remote("ctl", by_socket=False, repeatable=True)
+    @remote("ctl", repeatable=True)
     def hello(self, client: str, node: str, process: ProcessId) -> Hello:
         """Introduce a client; one on this node is watched by its process."""
         ...
@@ -24,7 +23,7 @@ class SessionCalls(ActorCalls):
         """End a client's session at once."""
         ...
 
-    @remote("ctl", by_socket=False, repeatable=True)
+    @remote("ctl", repeatable=True)
     def end(self) -> None:
         """Answer for no version from now on, and write nothing: the repository is stopped."""
         ...

@@ -15,10 +15,8 @@ import time
 from collections.abc import Sequence
 
 from ....store.holders import Lease
-from ...engine.sockets.framing import SocketAddress
 from ...memory.process import ProcessId
 from ...rpc.calls import answers
-from ...rpc.lazy_server import LazyServer
 from ...rpc.messages import Hello
 from ..calls.sessions import SessionCalls
 from ..context import ShardContext
@@ -37,7 +35,6 @@ class Sessions:
         settling: carries out what follows.
         local: the clients on this node.
         senders: what sends to groups that clients are members of.
-        server: the shard's socket.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class Sessions:
         *,
         local: LocalClients,
         senders: Senders,
-        server: LazyServer,
     ) -> None:
         self._index = context.index
         self._engine = context.engine
@@ -60,7 +56,6 @@ class Sessions:
         self._senders = senders
         self._tcp_address = context.tcp_address
         self._metadata_bytes = context.config.metadata_bytes
-        self._server = server
 
     @answers(SessionCalls.hello)
     async def hello(self, client: str, node: str, process: ProcessId) -> Hello:
@@ -70,13 +65,9 @@ class Sessions:
             if node == here:
                 self._local.watch(client, process)
                 self._segment_memory.page_care.came()
-        memory, socket = self._segment_memory.memory, await self.socket_address(node)
+        memory = self._segment_memory.memory
         place = (os.getpid(), memory.fd, memory.file, memory.capacity)
-        return Hello(self._index, here, *place, self._tcp_address, socket, self._metadata_bytes)
-
-    @answers(SessionCalls.socket_address)
-    async def socket_address(self, node: str) -> SocketAddress | None:
-        return self._server.address(None if node == self._engine.this_node() else self._engine.address())
+        return Hello(self._index, here, *place, self._tcp_address, self._metadata_bytes)
 
     @answers(SessionCalls.goodbye)
     async def goodbye(self, client: str) -> None:
@@ -86,7 +77,6 @@ class Sessions:
     @answers(SessionCalls.end)
     async def end(self) -> None:
         self._tenure.end()
-        await self._server.close()
 
     @answers(SessionCalls.renew)
     async def renew(self, client: str, leases: Sequence[Lease]) -> list[Lease] | None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from tensorvine.actors.memory.memory import SharedMemory
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
+
+from tests.support.direct import Answering, DirectLines, answered, call_directly
 
 
 class View:
@@ -40,6 +42,7 @@ class Engine:
     def __init__(self) -> None:
         self.pid, self.fd = 1, 3
         self.meanwhile: Callable[[], object] = lambda: None
+        self.topology = Topology("stand-in", (0,), "")
         self.is_gone = False
         self.calls: list[str] = []
 
@@ -49,24 +52,25 @@ class Engine:
     def find(self, name: str) -> str:
         return name
 
-    def call(self, actor: str, method: str, *arguments: Any) -> str:
+    def reach(self, actor: str, timeout: float, who: str) -> list[Answering]:
         if self.is_gone:
             raise ShardUnavailableError(f"{actor} is gone")
-        self.calls.append(method)
-        return method
+        return [self._answer]
 
-    def result(self, future: str, timeout: float, who: str) -> Any:
-        if future == "topology":
-            return Topology("stand-in", (0,), "")
-        if future == "hello":
+    def _answer(self, method: str, *arguments: Any) -> Future[Any]:
+        self.calls.append(method)
+        if method == "topology":
+            return answered(self.topology)
+        if method == "hello":
             pid = self.pid
             self.meanwhile()
-            return Hello(0, "here", pid, self.fd, (1, 1), 1 << 20)
-        return None
+            return answered(Hello(0, "here", pid, self.fd, (1, 1), 1 << 20))
+        return answered()
 
 
 @pytest.fixture
-def engine() -> Engine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    call_directly(monkeypatch)
     return Engine()
 
 
@@ -119,6 +123,29 @@ def test_a_session_closes_also_what_cannot_be_told_goodbye(session: Session, eng
     engine.is_gone = True
     session.close()
     assert [view.closes for view in View.made] == [1]
+
+
+def test_a_session_closes_its_channels(engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.connection(0)
+    closed: list[DirectLines] = []
+    monkeypatch.setattr(DirectLines, "close", lambda lines: closed.append(lines))
+    channels = [session._channels[0], session.planner]
+    session.close()
+    assert closed == [channel._lines for channel in channels]
+
+
+def test_the_channel_of_a_shard_that_has_left_is_closed(
+    engine: Engine, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shard may be given its number."""
+    channels = [session._channels[shard] for shard in (0, 1)]
+    closed: list[DirectLines] = []
+    monkeypatch.setattr(DirectLines, "close", lambda lines: closed.append(lines))
+    engine.topology = Topology("stand-in", (0, 1), "").shrunk([1]).settled()
+    session.refresh()
+    assert closed == [channels[1]._lines]
+    assert session._channels[0] is channels[0]
+    session.close()
 
 
 def test_a_shard_whose_connection_was_dropped_is_told_goodbye(session: Session, engine: Engine) -> None:

@@ -15,6 +15,7 @@ from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.actors.updates.remote import Remote, RemoteCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 
+from tests.support.direct import Answering, answered, call_directly
 from tests.support.forked import in_child, outcomes
 
 GRAPH = ModelGraph([Layer("in", {"class": "Dense"}, (), ("w",))])
@@ -149,7 +150,9 @@ def test_every_call_after_close_is_refused_and_arrays_stay_readable(repository: 
     assert [str(ref) for ref in repository.models()] == ["m@1", "n@1", "p@1"]
 
 
-def test_a_closed_consumer_refuses_calls_and_is_ended_once() -> None:
+def test_a_closed_consumer_refuses_calls_and_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    call_directly(monkeypatch)
+
     class Answers(Remote):
         role = "consumer"
 
@@ -159,10 +162,8 @@ def test_a_closed_consumer_refuses_calls_and_is_ended_once() -> None:
         def __init__(self) -> None:
             self.killed: list[str] = []
 
-        def call(self, *_: object) -> None:
-            return None
-
-        result = call
+        def reach(self, *_: object) -> list[Answering]:
+            return [lambda *_: answered()]
 
         def kill(self, name: str) -> None:
             self.killed.append(name)

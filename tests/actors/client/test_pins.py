@@ -12,7 +12,8 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,6 +42,7 @@ from tensorvine.store.holders import Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.versions.version import Draft
 
+from tests.support.direct import Answering, answered, call_directly
 from tests.support.home import Home
 
 TOPOLOGY = Topology("repo", (0, 1), "start")
@@ -69,23 +71,27 @@ class Wire:
     def find(self, name: str) -> str:
         return name
 
-    def call(self, actor: str, method: str, *arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = {}
+    def reach(self, actor: str, timeout: float, who: str) -> list[Answering]:
+        return [partial(self._call, actor)]
+
+    def _call(self, actor: str, method: str, *arguments: Any) -> Future[Any]:
         if actor.endswith("planner"):
-            return {"value": TOPOLOGY if method == "topology" else None}
+            return answered(TOPOLOGY if method == "topology" else None)
         shard = int(actor[-1])
         self.at(arguments[0] if method == "gathered" else method)
         if shard in self.cut:
-            raise ShardUnavailableError(f"{actor}: expected to be reached; the network is cut")
+            return answered(error=ShardUnavailableError(f"{actor}: expected to be reached; the network is cut"))
+        answer: Future[Any] = Future()
 
         def carry_out() -> None:
             try:
                 found = asyncio.run(self._answer(shard, method, arguments))
                 if self.losing(shard, arguments[0] if method == "gathered" else method):
                     raise ShardUnavailableError(f"{actor}: expected an answer; it was lost")
-                answer["value"] = found
             except TensorVineError as exc:
-                answer["error"] = exc
+                answer.set_exception(exc)
+            else:
+                answer.set_result(found)
 
         self.waiting[shard].append(carry_out)
         if shard not in self.silent:
@@ -99,13 +105,6 @@ class Wire:
             return tag, await self._answer(shard, arguments[0], arguments[1])
         part = next(part for part in (getattr(home, name) for name in PARTS) if hasattr(part, method))
         return await getattr(part, method)(*arguments)
-
-    def result(self, answer: dict[str, Any], timeout: float, who: str) -> Any:
-        if not answer:
-            raise OperationTimeoutError(f"{who}: expected an answer within {timeout:.1f} s; the call timed out")
-        if "error" in answer:
-            raise answer["error"]
-        return answer["value"]
 
     def speak(self, shard: int, order: Callable[[list[Any]], Iterator[Any]] = iter) -> None:
         """Have a silent shard carry out what it was sent, in some order."""
@@ -156,6 +155,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 def session(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    call_directly(monkeypatch, waits=False)
     engine: Any = wire
     made = Session(engine, "repo")
     monkeypatch.setattr(made, "keep_alive", lambda: None)  # the tests do what the thread does, when they want it

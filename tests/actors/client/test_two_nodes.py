@@ -51,7 +51,9 @@ SCRIPT = textwrap.dedent("""
     hellos = {s: repo._session.connection(s).hello for s in repo._session.shards}
     print("shards on nodes:", len({h.node for h in hellos.values()}))
     mine = ray.get_runtime_context().get_node_id()
-    print("a socket of their own machine:", [(h.socket.place is None) == (h.node == mine) for h in hellos.values()])
+    engine = repo.engine
+    sockets = {s: engine.reach(engine.find(f"pair/shard-{s}"), 60.0, "a shard")[0] for s in hellos}
+    print("a socket of their own machine:", [(sockets[s].place is None) == (h.node == mine) for s, h in hellos.items()])
 
     tensors = {"a": np.arange(1 << 20, dtype=np.int64), "b": np.ones(7)}
     graph = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])

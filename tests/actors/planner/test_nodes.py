@@ -336,4 +336,4 @@ class TestANumber:
 def kill_planner(repo: Repository) -> None:
     planner: Any = repo.engine.find(planner_name(repo.name))
     with pytest.raises(TensorVineError):
-        repo.engine.result(planner.__ray_call__.remote(lambda _: os._exit(1)), 10.0, "planner")
+        ray.get(planner.__ray_call__.remote(lambda _: os._exit(1)), timeout=10.0)

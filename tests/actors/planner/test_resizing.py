@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from tensorvine.actors.rpc.shard_channels import ShardChannels
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import OperationTimeoutError, OptionError, RepositoryNotFoundError, ShardUnavailableError
 from tensorvine.store.versions.ledger import Told
+
+from tests.support.direct import Answering, answered, call_directly
 
 ANSWERS: dict[str, Any] = {
     "hand_over": Moved(2, 100),
@@ -44,16 +47,13 @@ class Shards:
     def spawn(self, cls: type, name: str, arguments: Any, node: str) -> str:
         return name
 
-    def call(self, actor: str, method: str, *arguments: Any) -> tuple[str, str]:
-        if method != "socket_address":  # there is none: it has no answer
-            self.asked.append((actor, method))
-        return actor, method
+    def reach(self, actor: str, timeout: float, who: str) -> list[Answering]:
+        return [partial(self._answer, actor)]
 
-    def result(self, future: tuple[str, str], timeout: float, who: str) -> Any:
-        answer = self.answers.get(" ".join(future), self.answers.get(future[1]))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def _answer(self, actor: str, method: str, *arguments: Any) -> Future[Any]:
+        self.asked.append((actor, method))
+        answer = self.answers.get(f"{actor} {method}", self.answers.get(method))
+        return answered(error=answer) if isinstance(answer, Exception) else answered(answer)
 
     def kill(self, name: str) -> None:
         self.killed.append(name)
@@ -73,7 +73,7 @@ class Planner:
         engine = cast("Any", self.shards)
         self.resizing = Resizing(
             engine,
-            ShardChannels(engine, topology.repository, follows=True, missing=RepositoryNotFoundError),
+            ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError),
             Reservations(engine, topology.repository, topology.started_by),
             plan=plan,
             nodes=lambda: [Node("here", 1 << 20)],
@@ -89,6 +89,11 @@ class Planner:
 
     def handed_over(self) -> list[str]:
         return [shard for shard, method in self.shards.asked if method == "hand_over"]
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    call_directly(monkeypatch)
 
 
 @pytest.fixture

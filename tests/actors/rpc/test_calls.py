@@ -1,11 +1,46 @@
-"""Actors that consist of parts: which answers what, and what a socket and the engine may carry to them."""
+"""Declarations of calls, and actors that consist of parts."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from tensorvine.actors.rpc.calls import answers, composed, remote, socket_methods
+from tensorvine.actors.engine.sockets.hosting import methods_of
+from tensorvine.actors.rpc.calls import answers, composed, remote
+
+
+def test_a_request_is_made_of_positions_names_and_defaults() -> None:
+    class Calls:
+        @remote("ctl")
+        def add(self, number: int, times: int = 2, *, sign: str = "+") -> int: ...
+
+    assert Calls.add(1).arguments == (1,)
+    assert repr(Calls.add(1, times=3)) == "add(1, 3)"
+    with pytest.raises(TypeError, match="missing a required argument: 'number'"):
+        Calls.add(times=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tmies'"):
+        Calls.add(1, tmies=3)  # type: ignore[call-arg]
+
+
+def test_a_method_has_the_group_and_the_docstring_of_its_declaration() -> None:
+    class Calls:
+        @remote("watch")
+        def slow(self) -> None:
+            """Take long."""
+
+        @remote("data")
+        def much(self) -> None: ...
+
+    class Actor:
+        @answers(Calls.slow)
+        async def slow(self) -> None: ...
+
+        @answers(Calls.much, group="ctl")
+        async def much(self) -> None:
+            """Take much."""
+
+    assert methods_of(Actor) == {"slow": "watch", "much": "ctl"}
+    assert (Actor.slow.__doc__, Actor.much.__doc__) == ("Take long.", "Take much.")
 
 
 class MeterCalls:
@@ -61,12 +96,9 @@ def test_each_call_is_answered_by_its_part() -> None:
     assert asyncio.run(scene()) == [1.234, 0.0, 0.0]
 
 
-def test_what_a_call_may_take_and_where_it_is_carried_out_is_that_of_the_part() -> None:
-    assert socket_methods(Meter).keys() == {"read", "reset"}
-    groups = {name: getattr(Meter, name).concurrency_group for name in ("read", "history", "reset")}
-    assert groups == {"read": "ctl", "history": "data", "reset": "ctl"}
+def test_an_actor_can_be_called_as_its_parts_declare_and_in_no_other_way() -> None:
+    assert methods_of(Meter) == {"read": "ctl", "history": "data", "reset": "ctl"}
     assert not hasattr(Meter, "helper")
-    assert all(asyncio.iscoroutinefunction(getattr(Meter, name)) for name in groups)  # else no asynchronous actor
 
 
 def test_two_parts_that_answer_the_same_call_are_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from tensorvine.actors.rpc.calls import Declaration, socket_methods
+from tensorvine.actors.engine.sockets.hosting import methods_of
+from tensorvine.actors.rpc.calls import Declaration
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.shard import Shard
 
@@ -16,8 +17,8 @@ def test_what_is_declared_is_answered_and_nothing_else() -> None:
     assert answering == DECLARED
 
 
-def test_sockets_carry_what_the_declarations_say() -> None:
-    assert socket_methods(Shard) == {name: call.group for name, call in DECLARED.items() if call.by_socket}
+def test_a_shard_runs_each_call_in_the_declared_group_and_no_other_method() -> None:
+    assert methods_of(Shard) == {name: call.group for name, call in DECLARED.items()}
 
 
 def test_calls_take_what_they_are_declared_to_take() -> None:

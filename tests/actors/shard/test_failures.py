@@ -21,7 +21,8 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client import session as session_module
 from tensorvine.actors.client.session import Session
-from tensorvine.actors.engine.engine import Engine, Lifetime, group
+from tensorvine.actors.engine.engine import Engine, Lifetime
+from tensorvine.actors.engine.groups import group
 from tensorvine.actors.memory.process import ProcessId, pid_namespace
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import Beginning
@@ -38,6 +39,7 @@ from tensorvine.store.errors import (
 from tensorvine.store.holders import Save
 
 from tests.support.actors import joining, restart_planner
+from tests.support.asking import ask
 from tests.support.processes import stand_still
 from tests.support.waiting import PROMPT_S, eventually
 
@@ -147,7 +149,7 @@ def killed_actor(engine: Engine, *arguments: str) -> None:
     name = f"client-{uuid.uuid4().hex[:8]}"
     client = engine.spawn(Client, name, {}, lifetime=Lifetime(outlives=False, restarts=False))
     with pytest.raises(ShardUnavailableError, match=name):
-        engine.result(engine.call(client, "run", CLIENT, arguments), 90, name)
+        ask(engine, client, "run", CLIENT, arguments, timeout=90, who=name)
 
 
 WHEN = ("before", "sent", "answered")

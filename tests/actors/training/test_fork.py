@@ -20,7 +20,8 @@ import pytest
 import ray
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.engine import process
-from tensorvine.actors.engine.engine import Engine, Lifetime, group
+from tensorvine.actors.engine.engine import Engine, Lifetime
+from tensorvine.actors.engine.groups import group
 from tensorvine.actors.training import directing
 from tensorvine.actors.training.calls import TrainerCalls
 from tensorvine.actors.training.fork import forkable
@@ -31,9 +32,10 @@ from tensorvine.actors.training.forks import fork, fork_many, fork_version
 from tensorvine.actors.training.numpy import NumpyTraining, StepContext
 from tensorvine.actors.training.start import Trainers, start_trainers
 from tensorvine.actors.training.training import RankContext, TensorSpec
-from tensorvine.store.errors import ForkError, OptionError, PeerLostError
+from tensorvine.store.errors import ForkError, OptionError, PeerLostError, ShardUnavailableError
 
 from tests.support.actors import pid_of
+from tests.support.asking import begin
 from tests.support.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
@@ -437,10 +439,12 @@ class TestDeaths:
 
         forker = cluster.spawn(Forker, "forker", {}, lifetime=Lifetime(outlives=False, restarts=False))
         pid = pid_of(cluster, "forker")
-        cluster.call(forker, "fork", list(run), str(tmp_path / "gate"))
+        forking = begin(cluster, forker, "fork", list(run), str(tmp_path / "gate"))
         eventually(lambda: len(living("gone")) == 2, "the clones are started")
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: not living("gone"), "the clones end with who started them")
+        with pytest.raises(ShardUnavailableError):
+            forking.result(WAIT_S)
         run.train(10)
         eventually(lambda: not any(own.fork for own in run.describe()), "the fork is given up")
         with fork(run, 1, at_step=10) as clones:

@@ -23,6 +23,7 @@ from tensorvine.actors.training.keras.callback import FitHooks, ForkCallback  # 
 from tensorvine.actors.training.mailbox import find_trainers  # noqa: E402
 from tensorvine.store.errors import ForkError  # noqa: E402
 
+from tests.support.asking import ask  # noqa: E402
 from tests.support.keras_trainings import (  # noqa: E402
     TIMEOUT_S,
     Recorder,
@@ -179,7 +180,7 @@ class Forker:
         (self.rank,) = find_trainers(run, timeout=TIMEOUT_S, engine=self.engine)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        return self.engine.result(self.engine.call(self.rank, method, *arguments), TIMEOUT_S, method)
+        return ask(self.engine, self.rank, method, *arguments, timeout=TIMEOUT_S, who=method)
 
     def fork(self, at: int, timeout: float = TIMEOUT_S) -> ForkOrder:
         report = self.ask("describe")

@@ -30,6 +30,7 @@ from tensorvine.store.errors import (
     TensorMismatchError,
 )
 
+from tests.support.asking import ask
 from tests.support.waiting import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pyright: ignore[reportAttributeAccessIssue]
@@ -160,7 +161,7 @@ def test_ranks_tell_what_they_are_while_they_train(pair):
     eventually(lambda: min(report.steps_done for report in pair.describe()) >= before[0].steps_done + 3, "some steps")
     reports = pair.describe()
     with pytest.raises(ValueError, match=r"rank \d of 'pair': train: expected no training in progress"):
-        pair.engine.result(pair.engine.call(pair[1], "train", 1), WAIT_S, "rank 1")
+        ask(pair.engine, pair[1], "train", 1, timeout=WAIT_S, who="rank 1")
     pair.stop(WAIT_S)
     losses = pair.results(WAIT_S)
     assert [(report.run, report.rank, report.size) for report in reports] == [("pair", 0, 2), ("pair", 1, 2)]
@@ -189,7 +190,7 @@ def test_options_change_at_all_ranks_after_the_same_step(telling):
     assert telling.train(2, WAIT_S) == [[5.0, 5.0], [5.0, 5.0]]
     with pytest.raises(ValueError, match=r"options: expected some of \['rate'\]; found \['speed'\]"):
         telling.configure({"speed": 1.0}, WAIT_S)
-    recipe = telling.engine.result(telling.engine.call(telling[0], "recipe", []), WAIT_S, "rank 0")
+    recipe = ask(telling.engine, telling[0], "recipe", [], timeout=WAIT_S, who="rank 0")
     assert recipe.options == {"rate": 5.0}
     telling.stop(WAIT_S)
     assert telling.train(1, WAIT_S) == [[5.0], [5.0]]

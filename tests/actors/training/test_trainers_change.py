@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from tensorvine.actors.training.report import Recipe
 from tensorvine.actors.training.start import Trainers
 from tensorvine.actors.training.trainer import TrainerActor
 from tensorvine.actors.training.training import RankContext
+
+from tests.support.direct import Answering, call_directly
 
 SOON_S = 60.0
 STEPS = 6
@@ -35,7 +38,10 @@ class LocalEngine:
     def this_node(self) -> str:
         return "here"
 
-    def call(self, actor: TrainerActor, method: str, *arguments: Any) -> Future[Any]:
+    def reach(self, actor: TrainerActor, timeout: float, who: str) -> list[Answering]:
+        return [partial(self._call, actor)]
+
+    def _call(self, actor: TrainerActor, method: str, *arguments: Any) -> Future[Any]:
         self.called(method)
         held = self.hold.get((actor._rank, method))
 
@@ -45,9 +51,6 @@ class LocalEngine:
             return await getattr(actor, method)(*arguments)
 
         return asyncio.run_coroutine_threadsafe(carry_out(), self._loop)
-
-    def result(self, future: Future[Any], timeout: float, who: str) -> Any:
-        return future.result(timeout)
 
     def kill(self, name: str) -> None:
         pass
@@ -81,7 +84,8 @@ class Ranks:
 
 
 @pytest.fixture
-def engine() -> Iterator[LocalEngine]:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+    call_directly(monkeypatch)
     made = LocalEngine()
     yield made
     made.close()

@@ -35,6 +35,7 @@ from tensorvine.clusters import LocalCluster
 from tensorvine.store.errors import ForkError, OperationTimeoutError, ShardUnavailableError
 
 from tests.support import torch_trainings
+from tests.support.asking import ask, begin
 from tests.support.torch_trainings import MODELS, batches, loss, make
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -164,35 +165,32 @@ class TestMailboxServer:
         return f"mailbox-{uuid.uuid4().hex[:8]}"
 
     @pytest.fixture
-    def ask(self, engine: Engine) -> Any:
-        def ask(actor: Any, method: str, *arguments: Any) -> Any:
-            return engine.result(engine.call(actor, method, *arguments), TIMEOUT_S, "the rank")
-
-        return ask
+    def ask_rank(self, engine: Engine) -> Any:
+        return partial(ask, engine, timeout=TIMEOUT_S, who="the rank")
 
     def test_a_rank_answers_whoever_has_its_handle_while_another_call_waits(
-        self, engine: Engine, run: str, ask: Any
+        self, engine: Engine, run: str, ask_rank: Any
     ) -> None:
         target = Target()
         with MailboxServer(engine, run, 0, target):
             (handle,) = find_trainers(run, timeout=TIMEOUT_S)
-            waiting = engine.call(handle, "fork_state", "f", 30.0)
-            assert ask(handle, "describe").steps_done == 5
-            assert ask(handle, "fork_state", "g", 0.0) == "g goes on"
-            assert ask(handle, "recipe", []) is None
+            waiting = begin(engine, handle, "fork_state", "f", 30.0, who="the rank")
+            assert ask_rank(handle, "describe").steps_done == 5
+            assert ask_rank(handle, "fork_state", "g", 0.0) == "g goes on"
+            assert ask_rank(handle, "recipe", []) is None
             with pytest.raises(ForkError, match=r"^step 7 is past$"):
-                ask(handle, "arm", None, 7)
+                ask_rank(handle, "arm", None, 7)
             with pytest.raises(ForkError, match=r"^fork f is not known$"):
-                ask(handle, "agree", "f")
+                ask_rank(handle, "agree", "f")
             with pytest.raises(ForkError, match=r"mailbox of rank 0 of .*: cancel: KeyError: 'f'"):
-                ask(handle, "cancel", "f", "reason")
+                ask_rank(handle, "cancel", "f", "reason")
             target.go.set()
-            assert engine.result(waiting, TIMEOUT_S, "the rank") == "f ended"
+            assert waiting.result(TIMEOUT_S) == "f ended"
 
             with pytest.raises(ForkError, match="another process uses them"):
                 MailboxServer(engine, run, 0, target)
         with pytest.raises(ShardUnavailableError):
-            ask(handle, "describe")
+            ask_rank(handle, "describe")
         with pytest.raises(OperationTimeoutError, match=f"rank 0 of '{run}'"):
             find_trainers(run, timeout=0.0)
 
@@ -200,12 +198,12 @@ class TestMailboxServer:
         target = Target()
         box = MailboxServer(engine, run, 0, target)
         (handle,) = find_trainers(run, timeout=TIMEOUT_S)
-        waiting = engine.call(handle, "fork_state", "f", 30.0)
-        assert engine.result(engine.call(handle, "describe"), TIMEOUT_S, "the rank").steps_done == 5
+        waiting = begin(engine, handle, "fork_state", "f", 30.0, who="the rank")
+        assert ask(engine, handle, "describe", timeout=TIMEOUT_S, who="the rank").steps_done == 5
         with ThreadPoolExecutor(1) as pool:
             closing = pool.submit(box.close)
             target.go.set()
-            assert engine.result(waiting, TIMEOUT_S, "the rank") == "f ended"
+            assert waiting.result(TIMEOUT_S) == "f ended"
             closing.result(TIMEOUT_S)
 
     def test_a_rank_that_does_not_come_is_named(self, engine: Engine, run: str) -> None:
@@ -291,8 +289,8 @@ class Ranks:
         self.run = run
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        futures = [self.engine.call(handle, method, *arguments) for handle in self.handles]
-        return [self.engine.result(future, TIMEOUT_S, f"rank {rank}") for rank, future in enumerate(futures)]
+        answers = [begin(self.engine, handle, method, *arguments) for handle in self.handles]
+        return [answer.result(TIMEOUT_S) for answer in answers]
 
     def order(self, clones: int) -> ForkOrder:
         first, *_ = reports = self.ask("describe")

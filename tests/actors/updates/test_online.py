@@ -33,6 +33,7 @@ from tensorvine.store.refs import ModelRef
 
 from tests.support.actors import pid_of as pid_of_actor
 from tests.support.actors import restart_planner
+from tests.support.asking import ask
 from tests.support.waiting import PROMPT_S, eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test's module
@@ -540,7 +541,7 @@ class TestPlanner:
 
             def told() -> bool:
                 try:
-                    known = engine.result(engine.call(engine.find(planner_name(own.name)), "streams"), 5.0, "planner")
+                    known = ask(engine, engine.find(planner_name(own.name)), "streams", timeout=5.0, who="planner")
                 except (LookupError, ShardUnavailableError, OperationTimeoutError):
                     return False
                 return name in known and known[name].schedule is not None

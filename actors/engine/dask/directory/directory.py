@@ -52,7 +52,7 @@ class Directory:
 
     >>> directory = Directory()
     >>> directory.join(Agent("node", "host", "machine", memory=100, cpus=2.0))
-    >>> plan = directory.spawn(Plan("k", "actor", {}, b"", owner="client"))
+    >>> plan = directory.spawn(Plan("k", "actor", b"", owner="client"))
     >>> [type(order).__name__ for _, order in directory.orders], directory.where(plan.key).state
     (['Start'], <State.STARTING: 1>)
     """

@@ -33,7 +33,7 @@ def test_a_process_that_is_killed_before_it_is_there_has_ended_once(after_s: flo
 
     async def scene() -> None:
         children = Children(boot, lambda key, life, why, _: died.append((key, life, why)))
-        children.start(Start(Report(Plan("k", "an actor", {}, b"", "client"), 3), after_s))
+        children.start(Start(Report(Plan("k", "an actor", b"", "client"), 3), after_s))
         for _ in range(3 if begun else 0):
             await asyncio.sleep(0)
         children.kill("k", 3)

@@ -17,9 +17,10 @@ import pytest
 from distributed import Client, LocalCluster
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
-from tensorvine.actors.engine.dask.traffic import APART_BYTES
 from tensorvine.actors.engine.dask.workers.plugins import TRIMMING
-from tensorvine.actors.engine.engine import GROUPS, SERVICE, Lifetime
+from tensorvine.actors.engine.engine import SERVICE, Lifetime
+from tensorvine.actors.engine.groups import GROUPS
+from tensorvine.actors.engine.sockets.packing import APART_BYTES
 from tensorvine.store.errors import (
     EngineStoppedError,
     ModelLostError,
@@ -29,6 +30,7 @@ from tensorvine.store.errors import (
     StorageError,
 )
 
+from tests.support.asking import ask, begin
 from tests.support.dask_cluster import is_running, local_cluster
 from tests.support.dask_probe import DaskProbe
 from tests.support.waiting import eventually
@@ -66,10 +68,6 @@ def spawn(engine: DaskEngine) -> Iterator[Callable[..., Any]]:
     yield one
     for name in names:
         engine.kill(name)
-
-
-def ask(engine: DaskEngine, actor: Any, method: str, *arguments: Any) -> Any:
-    return engine.result(engine.call(actor, method, *arguments), WAIT_S, "probe")
 
 
 def is_missing(engine: DaskEngine, name: str) -> bool:
@@ -159,7 +157,7 @@ class TestProcesses:
         first, second = spawn(Lifetime(cpus=cpus)), spawn(Lifetime(cpus=cpus))
         assert ask(engine, first, "facts")["gpus"] == ""
         with pytest.raises(OperationTimeoutError):
-            engine.result(engine.call(second, "facts"), 0.5, "it waits for room")
+            ask(engine, second, "facts", timeout=0.5, who="it waits for room")
         engine.kill(first.name)
         assert ask(engine, second, "facts")["pid"]
         for refused in (Lifetime(bundle=(None, 0)), Lifetime(gpus=1.5)):
@@ -211,9 +209,9 @@ class TestBytes:
     ) -> None:
         actor, array = spawn(), np.ones(LARGE, np.uint8)
         ask(engine, actor, "facts")
-        answer = engine.call(actor, "total", array)
+        answer = begin(engine, actor, "total", array)
         array[:] = 2
-        assert engine.result(answer, WAIT_S, "probe") == (LARGE, False)
+        assert answer.result(WAIT_S) == (LARGE, False)
 
     @pytest.mark.parametrize("nbytes", [0, 1, APART_BYTES - 8, APART_BYTES, LARGE])
     def test_arrays_of_any_size_come_back(self, engine: DaskEngine, spawn: Callable[..., Any], nbytes: int) -> None:
@@ -252,16 +250,16 @@ class TestLimits:
     ) -> None:
         actor, most = spawn(), GROUPS["data"]
         for _ in range(most + 20):
-            engine.call(actor, "pass_gate")
+            begin(engine, actor, "pass_gate")
         eventually(lambda: ask(engine, actor, "going") == (most, most), "as many calls go on as may")
-        waiting = engine.call(actor, "nothing")
+        waiting = begin(engine, actor, "nothing")
         with pytest.raises(OperationTimeoutError):
-            engine.result(waiting, 0.3, "probe")
+            waiting.result(0.3)
         assert ask(engine, actor, "going") == (most, most)
 
     def test_what_it_cannot_be_asked_is_said(self, engine: DaskEngine, spawn: Callable[..., Any]) -> None:
         with pytest.raises(AttributeError, match=r"expected one of .*'echo'.*; found 'no_such'"):
-            engine.call(spawn(), "no_such")
+            ask(engine, spawn(), "no_such")
 
 
 def test_a_cluster_of_threads_is_refused() -> None:

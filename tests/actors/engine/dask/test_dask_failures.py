@@ -19,6 +19,7 @@ from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Lifetime, Node
 from tensorvine.store.errors import ModelLostError, ShardUnavailableError, TensorVineError
 
+from tests.support.asking import ask, begin
 from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, is_running, node_name
 from tests.support.dask_probe import DaskProbe
 from tests.support.waiting import eventually
@@ -37,10 +38,6 @@ engine.spawn(DaskProbe, "stays", {"engine": engine})
 print("started", flush=True)
 time.sleep(600)
 """
-
-
-def ask(engine: DaskEngine, actor: Any, method: str, *arguments: Any) -> Any:
-    return engine.result(engine.call(actor, method, *arguments), WAIT_S, "probe")
 
 
 def facts_of(engine: DaskEngine, actor: Any) -> dict[str, Any] | None:
@@ -62,10 +59,10 @@ def test_an_agent_that_is_killed_takes_its_actors_along_and_they_start_on_anothe
         before = ask(engine, actor, "facts")
         handles = ask(engine, stays_dead, "hold", np.arange(9))
         assert before["node"] == there
-        waiting = engine.call(actor, "pass_gate")
+        waiting = begin(engine, actor, "pass_gate", who="who waits")
         os.kill(before["agent"], signal.SIGKILL)
         with pytest.raises(ShardUnavailableError, match="who waits"):
-            engine.result(waiting, WAIT_S, "who waits")
+            waiting.result(WAIT_S)
         eventually(lambda: not is_running(before["pid"]), "the actor's process has ended")
         after = eventually(lambda: facts_of(engine, actor), "the actor answers again")
         assert (after["node"], after["restarted"]) == (here, True)
@@ -88,10 +85,10 @@ def test_actors_whose_template_is_killed_end_and_their_next_lives_have_another()
         stays_dead = engine.spawn(DaskProbe, "stays dead", {"engine": engine}, lifetime=Lifetime(restarts=False))
         before, other = ask(engine, actor, "facts"), ask(engine, stays_dead, "facts")
         assert before["template"] == other["template"]
-        waiting = engine.call(actor, "pass_gate")
+        waiting = begin(engine, actor, "pass_gate", who="who waits")
         os.kill(before["template"], signal.SIGKILL)
         with pytest.raises(ShardUnavailableError, match="who waits"):
-            engine.result(waiting, WAIT_S, "who waits")
+            waiting.result(WAIT_S)
         after = eventually(lambda: facts_of(engine, actor), "the actor answers again")
         assert (after["agent"], after["restarted"]) == (before["agent"], True)
         assert after["template"] != before["template"]

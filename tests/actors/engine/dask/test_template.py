@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(200)
 def boot(made: Callable[..., Any], arguments: Mapping[str, Any], module: str = "") -> Boot:
     """What a process is told that makes this in place of an actor."""
     start = cloudpickle.dumps((sys.path, cloudpickle.dumps((made, dict(arguments)))))
-    plan = Plan("key", "of a test", {}, start, "client", module=module)
+    plan = Plan("key", "of a test", start, "client", module=module)
     return Boot(Report(plan, 0, ("7",)), SocketAddress("none", 0, b""), "", "", "")
 
 

@@ -1,4 +1,4 @@
-"""Sockets on a machine that may stand still for seconds: what it sends late is late, and not left to the engine."""
+"""Sockets on a machine that may stop for seconds: a late answer is not a failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.call_targets import WAIT_S
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has the time of a second in normal life has that of a test; what is about such a time sets it itself."""
+    """Raise timeouts of about a second to that of a test. Tests of such a timeout set it themselves."""
     for module, time in (
         (blocking, "SEND_S"),
         (blocking, "FRESH_S"),

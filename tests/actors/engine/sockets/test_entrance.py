@@ -1,4 +1,4 @@
-"""The door of a socket: who shows the secret of the address gets in, whatever others do, and nobody else is read."""
+"""Authentication of connections: a caller with the secret is accepted whatever others do; nothing else is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES
 from tensorvine.actors.engine.sockets.refusals import LINES, Refusals
 from tensorvine.actors.engine.sockets.server import CallServer
 
-from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called
+from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, packed
 from tests.support.waiting import eventually
 
 REFUSED = "an actor: its socket: refused: "
@@ -30,7 +30,7 @@ REFUSED = "an actor: its socket: refused: "
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
-    """Of the loops that Ray runs actors in: uvloop where it is installed."""
+    """In the event loops that actors may have."""
     made = Serving(
         asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
     )
@@ -39,7 +39,7 @@ def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
 
 
 class Trap:
-    """Makes a directory when it is unpickled."""
+    """Creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,10 +68,10 @@ def held(server: CallServer) -> int:
 
 
 class TestSecret:
-    """What must be shown."""
+    """The secret of an address."""
 
     @pytest.mark.parametrize("shown", ["nothing", "too little", "another", "all but the last"])
-    def test_nothing_is_unpickled_of_a_process_of_this_user_that_does_not_show_it(
+    def test_nothing_is_unpickled_of_a_process_of_this_user_without_the_secret(
         self, serving: Serving, caller: BlockingConnections, tmp_path: Path, shown: str
     ) -> None:
         secret, call = serving.address.secret, pickle.dumps(("note", (Trap(tmp_path / "sprung"),)))
@@ -91,13 +91,13 @@ class TestSecret:
             assert friend.recv(1) == b"+"
             eventually((tmp_path / "sprung").exists, "the message is read", pause=0.002)
 
-    def test_it_may_come_in_pieces(self, serving: Serving) -> None:
+    def test_it_may_arrive_in_pieces(self, serving: Serving) -> None:
         with visitor(serving) as slow:
             for byte in serving.address.secret:
                 slow.sendall(bytes([byte]))
             assert slow.recv(1) == b"+"
 
-    def test_it_stands_in_no_text(self, serving: Serving) -> None:
+    def test_it_is_in_no_text(self, serving: Serving) -> None:
         assert "secret" not in repr(serving.address)
         assert repr(serving.address.secret)[2:-1] not in repr(serving.address)
 
@@ -107,24 +107,24 @@ class TestSecret:
         assert len(other.address.secret) == SECRET_BYTES
         other.close()
 
-    def test_who_has_an_old_one_is_led_to_the_engine_and_asks_again_later(
+    def test_with_an_old_one_no_call_is_sent_and_connecting_is_retried_later(
         self, serving: Serving, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         stale = BlockingConnections(replace(serving.address, secret=bytes(SECRET_BYTES)))
-        assert [stale.send(TargetCalls.note(number)) for number in range(3)] == [None] * 3
+        assert [stale.send(packed(TargetCalls.note(number))) for number in range(3)] == [None] * 3
         assert caplog.messages == [REFUSED + "expected the secret of this socket's address; found something else"]
         stale.close()
         monkeypatch.setattr(blocking, "AGAIN_S", 0.0)
         later = BlockingConnections(replace(serving.address, secret=bytes(SECRET_BYTES)))
-        assert [later.send(TargetCalls.note(number)) for number in range(2)] == [None] * 2
+        assert [later.send(packed(TargetCalls.note(number))) for number in range(2)] == [None] * 2
         assert len(caplog.messages) == 3
         later.close()
 
 
 class TestCrowds:
-    """Many who do not show it."""
+    """Many connections without the secret."""
 
-    def test_silent_visitors_keep_no_caller_out(
+    def test_silent_connections_lock_no_caller_out(
         self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(entrance, "GREETING_S", 10 * WAIT_S)
@@ -135,15 +135,15 @@ class TestCrowds:
                     caller = BlockingConnections(serving.address)
                     assert called(caller, TargetCalls.note(number)) == number
                     caller.close()
-            eventually(lambda: held(serving.server) == VISITORS, f"{VISITORS} silent visitors are kept", pause=0.002)
+            eventually(lambda: held(serving.server) == VISITORS, f"{VISITORS} silent connections are kept", pause=0.002)
             caller = BlockingConnections(serving.address)
             assert called(caller, TargetCalls.note("in")) == "in"
             caller.close()
         assert f"{VISITORS} connections had not sent the secret when another one arrived" in caplog.messages[0]
         assert len(caplog.messages) <= LINES
-        eventually(lambda: held(serving.server) == 0, "no visitor is kept", pause=0.002)
+        eventually(lambda: held(serving.server) == 0, "no unauthenticated connection is kept", pause=0.002)
 
-    def test_a_silent_visitor_is_sent_away(
+    def test_a_silent_connection_is_closed(
         self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(entrance, "GREETING_S", 1.0)
@@ -151,7 +151,7 @@ class TestCrowds:
             assert ended(stranger)
         assert caplog.messages == [REFUSED + "expected 32 bytes of a secret within 1 s; found 5"]
 
-    def test_what_came_in_time_counts_however_long_the_loop_was_busy(self) -> None:
+    def test_a_secret_that_arrived_in_time_counts_however_long_the_loop_was_busy(self) -> None:
         async def scene() -> list[socket.socket]:
             admitted: list[socket.socket] = []
             door = entrance.Entrance(lambda visitor, _: admitted.append(visitor), Refusals("a door"))
@@ -161,14 +161,14 @@ class TestCrowds:
                     await asyncio.sleep(0)
                 caller.sendall(door.address.secret)
                 (silent,) = door._silent
-                door._give_up(silent)  # uvloop looks at its timers before it looks at what came
+                door._give_up(silent)  # uvloop runs timers before it reads sockets
                 door.close()
             return admitted
 
         (admitted,) = asyncio.run(scene())
         admitted.close()
 
-    def test_a_flood_of_the_refused_makes_few_lines_takes_few_places_and_keeps_no_caller_out(
+    def test_a_flood_of_refused_connections_writes_few_lines_and_locks_no_caller_out(
         self, serving: Serving, caller: BlockingConnections, caplog: pytest.LogCaptureFixture
     ) -> None:
         wrong, most = bytes(SECRET_BYTES), 0
@@ -183,7 +183,7 @@ class TestCrowds:
         assert len(caplog.messages) == LINES
         assert most <= VISITORS
 
-    def test_without_descriptors_nobody_comes_for_a_while_and_then_all_who_waited(
+    def test_without_file_descriptors_accepting_pauses_and_then_goes_on(
         self, serving: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         accept, tries = socket.socket.accept, list[float]()
@@ -201,11 +201,11 @@ class TestCrowds:
         assert caplog.text.count("Too many open files") == 3
         assert all(after - before > 0.01 for before, after in itertools.pairwise(tries[:4]))
 
-    def test_one_that_closes_while_visitors_wait_closes_them(self, serving: Serving) -> None:
+    def test_close_closes_unauthenticated_connections(self, serving: Serving) -> None:
         with visitor(serving) as silent, visitor(serving, bytes(SECRET_BYTES)) as refused:
             eventually(
                 lambda: held(serving.server) == 2 or serving.server._entrances[0]._silent,
-                "both visitors are met",
+                "both connections are accepted",
                 pause=0.002,
             )
             serving.run(closed(serving.server))

@@ -1,14 +1,17 @@
-"""What comes on a connection, in any pieces: pickles, and the buffers that were announced beside them."""
+"""Messages are assembled from bytes that arrive in any pieces: pickles, and announced buffers."""
 
 from __future__ import annotations
 
 import struct
 from random import Random
 
+import psutil
 import pytest
-from tensorvine.actors.engine.sockets.framing import HEADER, MESSAGE_BYTES
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorvine.actors.engine.sockets.framing import HEADER
 from tensorvine.actors.engine.sockets.incoming import SPACE_BYTES, Incoming, Message
-from tensorvine.actors.engine.sockets.traffic import Packed
+from tensorvine.actors.engine.sockets.packing import Packed
 
 
 def stream(messages: list[tuple[int, Packed]]) -> bytes:
@@ -16,7 +19,7 @@ def stream(messages: list[tuple[int, Packed]]) -> bytes:
 
 
 def received(incoming: Incoming, data: bytes, dice: Random) -> list[Message]:
-    """Receive as a loop does: in the space that is given, as many bytes as happen to come."""
+    """Receive as an event loop does: into the given space, a random number of bytes at a time."""
     found: list[Message] = []
     while data:
         space = incoming.space()
@@ -30,14 +33,14 @@ def received(incoming: Incoming, data: bytes, dice: Random) -> list[Message]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_messages_come_whole_in_whatever_pieces(seed: int) -> None:
-    dice = Random(seed)  # noqa: S311  a game
+def test_messages_arrive_whole_in_any_pieces(seed: int) -> None:
+    dice = Random(seed)  # noqa: S311  no secret
     messages: list[tuple[int, Packed]] = []
     for number in range(1, 8):
         sizes = [dice.choice((0, 1, 5, 3 * SPACE_BYTES)) for _ in range(dice.randrange(4))]
         buffers = [memoryview(dice.randbytes(size)) for size in sizes]
         messages.append((number, Packed(dice.randbytes(dice.choice((0, 3, SPACE_BYTES + 1))), buffers)))
-    found = received(Incoming(MESSAGE_BYTES, buffers=True), stream(messages), dice)
+    found = received(Incoming(), stream(messages), dice)
     assert [(message.number, message.pickled) for message in found] == [
         (number, packed.pickled) for number, packed in messages
     ]
@@ -46,8 +49,8 @@ def test_messages_come_whole_in_whatever_pieces(seed: int) -> None:
         assert all(buffer.readonly for buffer in message.buffers)
 
 
-def test_what_has_been_announced_is_received_where_it_stays() -> None:
-    incoming = Incoming(MESSAGE_BYTES, buffers=True)
+def test_an_announced_buffer_is_received_in_place() -> None:
+    incoming = Incoming()
     incoming.take(stream([(1, Packed(b"p", [memoryview(bytes(10 * SPACE_BYTES))]))])[: -10 * SPACE_BYTES])
     assert incoming.first() is None
     space = incoming.space()
@@ -64,14 +67,33 @@ def test_what_has_been_announced_is_received_where_it_stays() -> None:
     ("announced", "reason"),
     [(b"12345", "expected the sizes of buffers; found 5 bytes"), (struct.pack("<Q", 1 << 63), "expected memory for")],
 )
-def test_an_announcement_that_is_none_ends_the_connection(announced: bytes, reason: str) -> None:
-    incoming = Incoming(MESSAGE_BYTES, buffers=True)
+def test_an_invalid_announcement_is_an_error(announced: bytes, reason: str) -> None:
+    incoming = Incoming()
     incoming.take(HEADER.pack(len(announced), 0) + announced + HEADER.pack(1, 1) + b"p")
     with pytest.raises(ConnectionAbortedError, match=reason):
         incoming.first()
 
 
-def test_without_leave_nothing_is_announced() -> None:
-    incoming = Incoming(MESSAGE_BYTES)
-    incoming.take(HEADER.pack(8, 0) + struct.pack("<Q", 1 << 40))
-    assert incoming.first() == Message(0, struct.pack("<Q", 1 << 40))
+def test_memory_of_a_buffer_is_touched_as_its_bytes_arrive() -> None:
+    incoming = Incoming()
+    before = psutil.Process().memory_info().rss
+    incoming.take(HEADER.pack(8, 0) + struct.pack("<Q", 1 << 30) + HEADER.pack(1, 1) + b"p" + b"begin")
+    assert incoming.first() is None
+    assert len(incoming.space()) == (1 << 30) - len(b"begin")
+    assert psutil.Process().memory_info().rss - before < 1 << 28
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**64 - 1), st.binary(max_size=50)), max_size=6), st.data())
+def test_bytes_that_were_received_elsewhere_are_messages_in_any_pieces(
+    messages: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    rest = b"".join(HEADER.pack(len(content), number) + content for number, content in messages)
+    incoming, found = Incoming(), []
+    while rest:
+        cut = data.draw(st.integers(1, len(rest)))
+        incoming.take(rest[:cut])
+        rest = rest[cut:]
+        while (message := incoming.first()) is not None:
+            found.append(message)
+    assert found == [Message(number, content) for number, content in messages]
+    assert len(incoming) == 0

@@ -1,4 +1,4 @@
-"""What one end of a socket may cost the other: announced sizes, unread answers, calls under way, false answers."""
+"""Limits of memory, concurrency and unread answers, and invalid answers."""
 
 from __future__ import annotations
 
@@ -7,40 +7,36 @@ import contextlib
 import os
 import pickle
 import socket
+import struct
 import threading
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from tensorvine.actors.engine.engine import GROUPS
-from tensorvine.actors.engine.sockets import blocking
-from tensorvine.actors.engine.sockets.awaited import connected
-from tensorvine.actors.engine.sockets.blocking import BlockingConnections
-from tensorvine.actors.engine.sockets.framing import (
-    ANSWER_BYTES,
-    HEADER,
-    MESSAGE_BYTES,
-    SECRET_BYTES,
-    SocketAddress,
-    first_of,
-)
-from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
+from tensorvine.actors.engine.groups import GROUPS
+from tensorvine.actors.engine.sockets import blocking, packing
+from tensorvine.actors.engine.sockets.awaited import ConnectionEndedError, connected
+from tensorvine.actors.engine.sockets.blocking import SHORT_BYTES, BlockingConnections
+from tensorvine.actors.engine.sockets.framing import HEADER, SECRET_BYTES, SocketAddress
+from tensorvine.actors.engine.sockets.incoming import Incoming
 from tensorvine.store.errors import ShardUnavailableError
 
-from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, sent
+from tests.support.call_targets import WAIT_S, Serving, TargetCalls, called, packed, sent
 from tests.support.waiting import eventually
+
+ANNOUNCED = HEADER.pack(8, 0) + struct.pack("<Q", 1 << 62)
+"""The announcement of a buffer of 4 EiB."""
 
 
 def message(number: int, method: str, *arguments: Any) -> bytes:
-    packed = pickle.dumps((method, arguments), 5)
-    return HEADER.pack(len(packed), number) + packed
+    pickled = pickle.dumps((method, arguments), 5)
+    return HEADER.pack(len(pickled), number) + pickled
 
 
 @pytest.fixture
 def friend(serving: Serving) -> Iterator[socket.socket]:
-    """A connection that was let in."""
+    """An authenticated connection."""
     with socket.socket(socket.AF_UNIX) as made:
         made.settimeout(WAIT_S)
         made.connect(f"\0{serving.address.name}")
@@ -69,38 +65,45 @@ def until_ended(end: socket.socket) -> None:
 
 
 class TestSizes:
-    """Of messages."""
+    """Sizes of messages."""
 
-    @pytest.mark.parametrize("nbytes", [MESSAGE_BYTES + 1, 2**32 - 1])
-    def test_what_is_announced_too_large_ends_the_connection_and_no_other(
+    def test_a_message_takes_memory_as_it_arrives(self, serving: Serving, friend: socket.socket) -> None:
+        friend.sendall(HEADER.pack(2**32 - 1, 1) + b"abc")
+        (served,) = serving.server._served
+        eventually(lambda: len(served._incoming) == HEADER.size + 3, "the first three bytes have arrived", pause=0.002)
+
+    def test_a_buffer_beyond_the_memory_ends_its_connection_and_no_other(
         self,
         serving: Serving,
         caller: BlockingConnections,
         friend: socket.socket,
         caplog: pytest.LogCaptureFixture,
-        nbytes: int,
     ) -> None:
-        friend.sendall(HEADER.pack(nbytes, 1) + b"x")
+        friend.sendall(ANNOUNCED + message(1, "note", 1))
         until_ended(friend)
-        assert f"expected a message of at most 1048576 bytes; found one of {nbytes}" in caplog.text
-        assert called(caller, TargetCalls.note(1)) == 1
+        assert f"expected memory for {1 << 62} announced bytes" in caplog.text
+        assert called(caller, TargetCalls.note(2)) == 2
+        assert serving.target.seen == [2]
 
-    def test_a_message_takes_memory_as_it_comes(self, serving: Serving, friend: socket.socket) -> None:
-        friend.sendall(HEADER.pack(MESSAGE_BYTES, 1) + b"abc")
-        (served,) = serving.server._served
-        eventually(lambda: len(served._incoming) == HEADER.size + 3, "the first three bytes have come", pause=0.002)
+    def test_a_pickle_that_its_header_cannot_announce_is_an_error(
+        self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def long(value: Any) -> str:
+            return "x" * 2000
 
-    def test_what_is_announced_may_be_as_large_as_the_limit(self) -> None:
-        buffer = bytearray(HEADER.pack(3, 7) + b"abcd")
-        assert first_of(buffer, 3) == (7, b"abc")
-        with pytest.raises(ConnectionAbortedError, match="of at most 2 bytes; found one of 3"):
-            first_of(bytearray(HEADER.pack(3, 7)), 2)
+        monkeypatch.setattr(serving.target, "note", long)
+        monkeypatch.setattr(packing, "PICKLE_BYTES", 1000)
+        with pytest.raises(ValueError, match="expected a pickle of at most 1000 bytes; found 20"):
+            packed(TargetCalls.note("x" * 2000))
+        with pytest.raises(TypeError, match="note: its answer cannot be sent: expected a pickle of at most 1000"):
+            called(caller, TargetCalls.note(1))
+        assert called(caller, TargetCalls.waits()) == 0
 
 
 class TestUnread:
     """Answers that a caller does not read."""
 
-    def test_who_does_not_read_is_not_read_from_and_costs_little(
+    def test_from_a_caller_that_does_not_read_no_calls_are_read(
         self, serving: Serving, caller: BlockingConnections, friend: socket.socket
     ) -> None:
         friend.setblocking(False)
@@ -109,7 +112,8 @@ class TestUnread:
         def stuck() -> bool:
             nonlocal calls, unsent
             if not unsent:
-                unsent, calls = message(calls, "note", content), calls + 1
+                calls += 1
+                unsent = message(calls, "note", content)
             before = len(unsent)
             unsent = unsent[pushed(friend, unsent) :]
             return len(unsent) == before and not all(each._transport.is_reading() for each in serving.server._served)
@@ -117,121 +121,84 @@ class TestUnread:
         eventually(stuck, "the server reads no more", pause=0.002)
         assert called(caller, TargetCalls.note("other")) == "other"
         (served,) = (each for each in serving.server._served if unread(each))
-        assert unread(served) < 3 * MESSAGE_BYTES
-        assert sum(served._under_way.values()) <= 3
-        found, buffer = 0, bytearray()
+        assert unread(served) < 3 << 20
+        assert len(served._tasks) <= 3
+        found, incoming = 0, Incoming()
 
-        def all_came() -> bool:  # once it reads, all comes that it asked for
+        def all_arrived() -> bool:  # once the caller reads, every call is answered
             nonlocal found, unsent
             unsent = unsent[pushed(friend, unsent) :]
             with contextlib.suppress(BlockingIOError):
-                buffer.extend(friend.recv(1 << 20))
-            while (answer := first_of(buffer, MESSAGE_BYTES)) is not None:
-                assert answer[0] == found
+                incoming.take(friend.recv(1 << 20))
+            while (answer := incoming.first()) is not None:
                 found += 1
+                assert answer.number == found
             return found == calls
 
-        eventually(all_came, "all answers have come", pause=0.002)
-
-    def test_with_too_much_unread_the_connection_ends(
-        self,
-        serving: Serving,
-        caller: BlockingConnections,
-        friend: socket.socket,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        serving.server.traffic = replace(SHORT_CALLS, unread_bytes=1_000_000)
-        serving.target.gates["x" * 400_000] = gate = asyncio.Event()
-        for number in range(20):
-            friend.sendall(message(number, "wait", "x" * 400_000))
-        eventually(lambda: serving.target.waiting == 20, "all calls wait", pause=0.002)
-        most = 0
-
-        async def open_and_look() -> None:
-            nonlocal most
-            (served,) = serving.server._served
-            gate.set()
-            for _ in range(100):
-                await asyncio.sleep(0)
-                most = max(most, served._transport.get_write_buffer_size())
-
-        serving.run(open_and_look())
-        eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
-        until_ended(friend)
-        assert "expected a caller that reads its answers; " in caplog.text
-        assert 1_000_000 < most < 1_900_000
-        assert called(caller, TargetCalls.note(1)) == 1
+        eventually(all_arrived, "all answers have arrived", pause=0.002)
 
 
 class TestUnderWay:
     """Calls without an answer yet."""
 
-    def test_a_caller_with_too_many_short_calls_is_refused_and_one_with_polls_is_not(
-        self,
-        serving: Serving,
-        caller: BlockingConnections,
-        friend: socket.socket,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
+    def test_calls_above_the_limit_of_their_group_wait_and_delay_no_other_group(
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(GROUPS, "ctl", 3)
-        gate = asyncio.Event()
+        serving = Serving()
+        begun, gate = list[int](), asyncio.Event()
 
-        async def slow(value: Any) -> Any:
+        async def slow(value: int) -> int:
+            begun.append(value)
             await gate.wait()
             return value
 
         monkeypatch.setattr(serving.target, "note", slow)
-        for number in range(60):
-            friend.sendall(message(number, "wait", "gate"))
-        for number in range(3):
-            friend.sendall(message(60 + number, "note", number))
-        eventually(lambda: serving.target.waiting == 60, "all calls wait", pause=0.002)
-        assert called(caller, TargetCalls.waits()) == 60
-        friend.sendall(message(63, "note", 3))
-        until_ended(friend)
-        assert "expected at most 3 calls of 'ctl' under way on a connection; found more" in caplog.text
+        caller = BlockingConnections(serving.address)
+        short = [sent(caller, TargetCalls.note(number)) for number in range(8)]
+        polls = [sent(caller, TargetCalls.wait("gate")) for _ in range(8)]
+        eventually(lambda: serving.target.waiting == 8, "all long polls run", pause=0.002)
+        assert called(caller, TargetCalls.bytes()) is None
+        assert sorted(begun) == [0, 1, 2]
         serving.loop.call_soon_threadsafe(gate.set)
-        serving.run(serving.target.open("gate"))
+        assert [answer.result(WAIT_S, "x") for answer in short] == [*range(8)]
+        called(caller, TargetCalls.open("gate"))
+        assert [answer.result(WAIT_S, "x") for answer in polls] == ["gate"] * 8
+        caller.close()
+        serving.close()
 
-    def test_a_thread_s_connection_with_too_many_answers_to_come_makes_room_for_another(
+    def test_a_thread_s_connection_with_too_many_unread_answers_is_replaced(
         self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(blocking, "UNANSWERED", 3)
         for _ in range(3):
-            sent(caller, TargetCalls.wait("gate"))  # nobody waits for it
-        assert caller.send(TargetCalls.note(1)) is None, "it goes by the engine"
+            sent(caller, TargetCalls.wait("gate"))  # nothing waits for the answer
+        assert caller.send(packed(TargetCalls.note(1))) is None
         assert called(caller, TargetCalls.note(2)) == 2
         assert len(caller._pool._idle) == 1
         for number in range(10):
             assert called(caller, TargetCalls.note(number)) == number
         serving.run(serving.target.open("gate"))
 
-    def test_a_loop_keeps_few_calls_that_the_server_does_not_take(self, serving: Serving) -> None:
-        content, stop, stopped = bytes(MESSAGE_BYTES - 100), threading.Event(), threading.Event()
+    def test_an_event_loop_keeps_calls_that_a_blocked_server_does_not_read(self, serving: Serving) -> None:
+        content, stop, stopped = bytes(SHORT_BYTES), threading.Event(), threading.Event()
 
-        async def scene() -> tuple[int, list[bytes], bytes | None]:
+        async def scene() -> list[object]:
             connection = await connected(serving.address)
             serving.loop.call_soon_threadsafe(lambda: (stopped.set(), stop.wait(WAIT_S)))
             assert await asyncio.to_thread(stopped.wait, WAIT_S)
-            waiting = []
-            while (answer := connection.send(TargetCalls.note(content), "an actor")) is not None:
-                waiting.append(answer)
+            waiting = [connection.send(packed(TargetCalls.note((number, content)))) for number in range(20)]
             stop.set()
-            came = await asyncio.gather(*waiting)
-            again = connection.send(TargetCalls.note(b"again"), "an actor")
-            answered = await again if again is not None else None
+            answers = await asyncio.gather(*waiting)
             connection.close()
-            return len(waiting), came, answered
+            return answers
 
-        count, came, again = asyncio.run(asyncio.wait_for(scene(), WAIT_S))
-        assert count * MESSAGE_BYTES <= SHORT_CALLS.unsent_bytes + 2 * MESSAGE_BYTES
-        assert came == [content] * count
-        assert again == b"again", "and takes calls again when these have gone"
+        assert asyncio.run(asyncio.wait_for(scene(), WAIT_S)) == [(number, content) for number in range(20)]
+        assert [number for number, _ in serving.target.seen] == [*range(20)]
 
 
 class FalseServer:
-    """Lets a caller in, waits for a call, and answers with what it is told to."""
+    """Accepts a caller, waits for a call, and sends the given bytes as the answer."""
 
     def __init__(self, says: bytes) -> None:
         self.says = says
@@ -263,12 +230,13 @@ class FalseServer:
     ("says", "why"),
     [
         (HEADER.pack(3, 99) + b"abc", r"found one to (number )?99"),
-        (HEADER.pack(2**32 - 1, 1) + b"abc", rf"at most {ANSWER_BYTES} bytes; found one of 4294967295"),
+        (ANNOUNCED + HEADER.pack(3, 1) + b"abc", f"expected memory for {1 << 62} announced bytes"),
+        (HEADER.pack(3, 0) + b"abc", "expected the sizes of buffers; found 3 bytes"),
     ],
-    ids=["to no call", "4 GiB"],
+    ids=["to no call", "4 EiB", "no sizes"],
 )
 class TestFalseAnswers:
-    """What an actor would not send: who waits hears at once what came."""
+    """Invalid data from a server ends the connection; the error says what was found."""
 
     def test_to_a_thread(self, says: bytes, why: str) -> None:
         server = FalseServer(says)
@@ -279,15 +247,14 @@ class TestFalseAnswers:
         server.close()
         caller.close()
 
-    def test_to_a_loop(self, says: bytes, why: str) -> None:
+    def test_to_an_event_loop(self, says: bytes, why: str) -> None:
         server = FalseServer(says)
 
         async def scene() -> None:
             connection = await connected(server.address)
-            waiting = [connection.send(TargetCalls.note(number), "an actor") for number in range(2)]
+            waiting = [connection.send(packed(TargetCalls.note(number))) for number in range(2)]
             for answer in waiting:
-                assert answer is not None
-                with pytest.raises(ShardUnavailableError, match=f"an actor: expected an answer; .*{why}"):
+                with pytest.raises(ConnectionEndedError, match=f"the received data is invalid: .*{why}"):
                     await asyncio.wait_for(answer, WAIT_S)
             assert not connection.open
 

@@ -1,4 +1,4 @@
-"""Sockets between real processes: what is called, what goes wrong at either end, what is left to the engine."""
+"""Calls of threads over sockets: answers, errors, and failures of either end."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given as each
-from hypothesis import strategies as st
 from tensorvine.actors.engine.sockets import blocking
 from tensorvine.actors.engine.sockets import server as server_module
-from tensorvine.actors.engine.sockets.blocking import BlockingConnections, SocketAnswer
-from tensorvine.actors.engine.sockets.framing import HEADER, MESSAGE_BYTES, first_of
-from tensorvine.actors.engine.sockets.traffic import SHORT_CALLS
-from tensorvine.actors.rpc.calls import Request, remote, socket_methods
-from tensorvine.actors.rpc.lazy_server import LazyServer
+from tensorvine.actors.engine.sockets.blocking import SHORT_BYTES, BlockingConnections, SocketAnswer
+from tensorvine.actors.engine.sockets.framing import HEADER
+from tensorvine.actors.engine.sockets.packing import APART_BYTES
+from tensorvine.actors.rpc.calls import Request, remote
 from tensorvine.store.errors import MovedError, OperationTimeoutError, ShardUnavailableError
 
-from tests.support.call_targets import METHODS, WAIT_S, Away, Serving, Target, TargetCalls, called, sent
+from tests.support.call_targets import WAIT_S, Away, Serving, TargetCalls, called, packed, sent
 from tests.support.interrupts import at_each
 from tests.support.waiting import eventually
 
 
 class TestCalls:
-    """What is asked and answered."""
+    """Calls and their answers."""
 
-    def test_only_methods_that_are_marked_are_carried(self, caller: BlockingConnections) -> None:
-        assert socket_methods(Target).keys() == METHODS
+    def test_methods_of_every_group_are_called(self, caller: BlockingConnections) -> None:
         assert called(caller, TargetCalls.note(1)) == 1
-        assert caller.send(TargetCalls.carried()) is None
-        assert caller.send(TargetCalls.bytes()) is None
+        assert called(caller, TargetCalls.bytes()) is None
+        waiting = sent(caller, TargetCalls.wait("gate"))
+        called(caller, TargetCalls.open("gate"))
+        assert waiting.result(WAIT_S, "x") == "gate"
 
-    def test_answers_come_to_who_asked(self, caller: BlockingConnections) -> None:
+    def test_each_answer_reaches_its_caller(self, caller: BlockingConnections) -> None:
         answers = [sent(caller, TargetCalls.note(number)) for number in range(20)]
         assert [answer.result(WAIT_S, "x") for answer in reversed(answers)] == list(range(19, -1, -1))
-        assert answers[3].result(WAIT_S, "x") == 3, "and may be asked for again"
+        assert answers[3].result(WAIT_S, "x") == 3, "the result may be read again"
 
-    def test_what_one_thread_sends_arrives_in_order_also_if_it_does_not_wait(
+    def test_calls_of_one_thread_arrive_in_order_whether_or_not_it_waits(
         self, serving: Serving, caller: BlockingConnections
     ) -> None:
         for number in range(300):
@@ -63,7 +62,7 @@ class TestCalls:
             found = list(pool.map(lambda number: called(caller, TargetCalls.note(number)), range(800)))
         assert found == list(range(800))
 
-    def test_an_answer_that_waits_holds_up_no_other(self, caller: BlockingConnections) -> None:
+    def test_a_waiting_call_delays_no_other_call(self, caller: BlockingConnections) -> None:
         waiting = sent(caller, TargetCalls.wait("gate"))
         assert called(caller, TargetCalls.note(1)) == 1
         with pytest.raises(
@@ -73,17 +72,17 @@ class TestCalls:
         called(caller, TargetCalls.open("gate"))
         assert waiting.result(WAIT_S, "shard 7") == "gate", "after a timeout it may be waited for again"
 
-    def test_what_has_come_is_given_without_a_wait(self, caller: BlockingConnections) -> None:
+    def test_a_received_answer_is_returned_without_a_wait(self, caller: BlockingConnections) -> None:
         waiting = sent(caller, TargetCalls.wait("gate"))
         with pytest.raises(OperationTimeoutError):
             waiting.result(0.0, "x")
         called(caller, TargetCalls.open("gate"))
-        eventually(lambda: given(waiting), "the answer is given without a wait", pause=0.002)
+        eventually(lambda: is_answered(waiting), "the answer is returned without a wait", pause=0.002)
 
-    def test_an_answer_that_nobody_waits_for_is_skipped(self, caller: BlockingConnections) -> None:
+    def test_an_answer_without_a_waiter_is_skipped(self, caller: BlockingConnections) -> None:
         waiting = sent(caller, TargetCalls.wait("late"))
         del waiting
-        assert called(caller, TargetCalls.open("late")) is None, "on the socket that has the other answer to come"
+        assert called(caller, TargetCalls.open("late")) is None, "on the connection that will receive the other answer"
         assert called(caller, TargetCalls.note(5)) == 5
 
     @pytest.mark.parametrize("nbytes", [0, 100, (1 << 16) - 60, 1 << 17, 900_000])
@@ -91,8 +90,18 @@ class TestCalls:
         content = os.urandom(nbytes)
         assert called(caller, TargetCalls.note(content)) == content
 
+    @pytest.mark.parametrize("nbytes", [0, 8, APART_BYTES - 8, APART_BYTES, 900_000])
+    def test_arrays_of_any_length(self, caller: BlockingConnections, nbytes: int) -> None:
+        given = np.frombuffer(os.urandom(nbytes), np.int64).copy()
+        expected = given.copy()
+        waiting = sent(caller, TargetCalls.note([given, given[:1]]))
+        given[:] = 0  # the call has been sent
+        whole, first = waiting.result(WAIT_S, "x")
+        assert np.array_equal(whole, expected)
+        assert np.array_equal(first, expected[:1])
+
     def test_an_answer_may_be_larger_than_a_call(self, serving: Serving, caller: BlockingConnections) -> None:
-        large = b"x" * (5 * MESSAGE_BYTES)
+        large = b"x" * (5 * SHORT_BYTES)
 
         async def much(gate: str) -> bytes:
             return large
@@ -100,38 +109,23 @@ class TestCalls:
         serving.target.wait = much  # type: ignore[method-assign]
         assert called(caller, TargetCalls.wait("")) == large
 
-    def test_a_call_that_is_too_large_is_left_to_the_engine(
-        self, serving: Serving, caller: BlockingConnections
-    ) -> None:
-        assert caller.send(TargetCalls.note(bytes(MESSAGE_BYTES + 1))) is None
+    @pytest.mark.parametrize("large", [bytes(SHORT_BYTES), np.zeros(SHORT_BYTES, np.uint8)], ids=["pickle", "buffer"])
+    def test_a_large_call_is_not_sent(self, serving: Serving, caller: BlockingConnections, large: Any) -> None:
+        assert caller.send(packed(TargetCalls.note(large))) is None
         called(caller, TargetCalls.note(1))
         assert serving.target.seen == [1]
 
-    @each(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)), max_size=6), st.data())
-    def test_messages_are_found_however_the_bytes_come(
-        self, messages: list[tuple[int, bytes]], data: st.DataObject
-    ) -> None:
-        stream = b"".join(HEADER.pack(len(content), number) + content for number, content in messages)
-        buffer, found = bytearray(), []
-        while stream:
-            cut = data.draw(st.integers(1, len(stream)))
-            buffer += stream[:cut]
-            stream = stream[cut:]
-            while (message := first_of(buffer, 50)) is not None:
-                found.append(message)
-        assert (found, buffer) == (messages, b"")
-
 
 class TestErrors:
-    """What the method raises, and what is no call."""
+    """Errors of methods, and invalid calls."""
 
-    def test_an_error_of_the_tree_comes_as_it_is(self, caller: BlockingConnections) -> None:
+    def test_an_error_of_tensorvine_is_raised_unchanged(self, caller: BlockingConnections) -> None:
         with pytest.raises(MovedError, match="'m' has left") as caught:
             called(caller, TargetCalls.fail(MovedError("'m' has left", 7)))
         assert caught.value.version == 7
         assert not hasattr(caught.value, "__notes__")
 
-    def test_another_error_comes_with_where_it_was_raised(self, caller: BlockingConnections) -> None:
+    def test_another_error_has_a_note_with_its_traceback(self, caller: BlockingConnections) -> None:
         with pytest.raises(TimeoutError, match="its own") as caught:
             called(caller, TargetCalls.fail(TimeoutError("its own")))
         assert "in fail" in caught.value.__notes__[0]
@@ -143,58 +137,73 @@ class TestErrors:
             called(caller, TargetCalls.odd())
         assert called(caller, TargetCalls.note(1)) == 1
 
-    def test_what_is_not_served_is_refused_by_the_server_too(self, serving: Serving) -> None:
+    def test_a_method_that_does_not_exist_is_an_error(self, caller: BlockingConnections) -> None:
         class WrongCalls:
             @remote("ctl")
-            def bytes(self) -> None: ...
+            def gates(self) -> None: ...
 
-        caller = BlockingConnections(serving.address)
-        with pytest.raises(AttributeError, match=r"expected one of \['fail', .*'waits'\]; found 'bytes'"):
-            called(caller, WrongCalls.bytes())
-        caller.close()
+        with pytest.raises(AttributeError, match=r"expected one of \['bytes', 'fail', .*'waits'\]; found 'gates'"):
+            called(caller, WrongCalls.gates())
+        assert called(caller, TargetCalls.note(1)) == 1
 
-    def test_what_cannot_be_read_ends_the_connection_and_no_other(
-        self, serving: Serving, caller: BlockingConnections, caplog: pytest.LogCaptureFixture
+    def test_an_argument_that_the_actor_cannot_unpickle_is_an_error(
+        self, serving: Serving, caller: BlockingConnections
+    ) -> None:
+        class Odd:
+            def __reduce__(self) -> tuple[type, tuple[str]]:
+                return int, ("no number",)
+
+        with pytest.raises(TypeError, match=r"expected arguments that the actor can unpickle; found ValueError\("):
+            called(caller, TargetCalls.note(Odd()))
+        assert called(caller, TargetCalls.note(1)) == 1
+        assert len(serving.server._served) == 1
+
+    @pytest.mark.parametrize("content", [b"abc", pickle.dumps(7), pickle.dumps((["note"], (1,)))])
+    def test_an_invalid_call_ends_its_connection_and_no_other(
+        self, serving: Serving, caller: BlockingConnections, caplog: pytest.LogCaptureFixture, content: bytes
     ) -> None:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(WAIT_S)
             stranger.connect(f"\0{serving.server.address.name}")
             stranger.sendall(serving.server.address.secret)
             assert stranger.recv(1) == b"+"
-            stranger.sendall(HEADER.pack(3, 1) + b"abc")
+            stranger.sendall(HEADER.pack(len(content), 1) + content)
             assert stranger.recv(1) == b""
         assert called(caller, TargetCalls.note(1)) == 1
         assert "a call cannot be read" in caplog.text
 
 
 class TestTrouble:
-    """Ends, and what is not there."""
+    """Servers that are missing, full, blocked or closed, and callers that are interrupted or collected."""
 
-    def test_nobody_there_is_left_to_the_engine(self, serving: Serving) -> None:
-        assert BlockingConnections(replace(serving.address, name="tensorvine-nobody")).send(TargetCalls.note(1)) is None
+    def test_without_a_server_no_call_is_sent(self, serving: Serving) -> None:
+        absent = BlockingConnections(replace(serving.address, name="tensorvine-nobody"))
+        assert absent.send(packed(TargetCalls.note(1))) is None
 
-    def test_another_process_under_its_name_is_not_trusted(self, serving: Serving) -> None:
-        assert BlockingConnections(replace(serving.address, pid=1)).send(TargetCalls.note(1)) is None
+    def test_another_process_at_the_address_is_not_trusted(self, serving: Serving) -> None:
+        other = BlockingConnections(replace(serving.address, pid=1))
+        assert other.send(packed(TargetCalls.note(1))) is None
         assert serving.target.seen == []
 
-    def test_one_connection_too_many_is_left_to_the_engine(
+    def test_above_the_limit_of_connections_no_call_is_sent(
         self,
         serving: Serving,
         caller: BlockingConnections,
         caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        serving.server.traffic = replace(SHORT_CALLS, connections=2)
+        monkeypatch.setattr(server_module, "CONNECTIONS", 2)
         held = [sent(caller, TargetCalls.wait("gate")) for _ in range(2)]
-        assert caller.send(TargetCalls.note(1)) is None
+        assert caller.send(packed(TargetCalls.note(1))) is None
         assert "2 connections are open" in caplog.text
         other = BlockingConnections(serving.address)
-        assert other.send(TargetCalls.note(1)) is None
+        assert other.send(packed(TargetCalls.note(1))) is None
         assert caplog.text.count("connections are open") == 1, "it is logged once"
         serving.run(serving.target.open("gate"))
         assert [answer.result(WAIT_S, "x") for answer in held] == ["gate"] * 2
         assert called(caller, TargetCalls.note(2)) == 2
 
-    def test_a_server_that_takes_nothing_is_left_to_the_engine(
+    def test_a_call_that_a_blocked_server_does_not_receive_is_not_sent(
         self, serving: Serving, caller: BlockingConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         called(caller, TargetCalls.note(0))
@@ -203,12 +212,12 @@ class TestTrouble:
         assert stopped.wait(WAIT_S)
         with monkeypatch.context() as patch:
             patch.setattr(blocking, "SEND_S", 0.05)
-            assert caller.send(TargetCalls.note(bytes(MESSAGE_BYTES - 100))) is None
+            assert caller.send(packed(TargetCalls.note(bytes(SHORT_BYTES - 100)))) is None
         stop.set()
         assert called(caller, TargetCalls.note(1)) == 1
-        assert serving.target.seen == [0, 1], "a call that came in part is none"
+        assert serving.target.seen == [0, 1], "a call that was received in part is not executed"
 
-    def test_one_that_was_closed_is_opened_no_more_by_who_still_waits(
+    def test_after_close_an_awaited_answer_arrives_and_its_connection_ends(
         self, serving: Serving, caller: BlockingConnections
     ) -> None:
         waiting = sent(caller, TargetCalls.wait("gate"))
@@ -236,17 +245,17 @@ class TestTrouble:
         eventually(lambda: len(serving.server._served) == 1, "one connection is left", pause=0.002)
 
     @pytest.mark.filterwarnings("ignore:.*unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_an_exception_at_any_point_of_a_call_leaves_no_connection(
+    def test_an_exception_at_any_point_of_a_call_leaks_no_connection(
         self, serving: Serving, caller: BlockingConnections
     ) -> None:
-        for first in (True, False):  # also where a connection is made
+        for first in (True, False):  # the first call makes a connection
             points = sum(1 for _ in at_each(lambda: called(caller, TargetCalls.note(1)), "/sockets/"))
             assert points > (40 if first else 20)
         gc.collect()
         assert [called(caller, TargetCalls.note(number)) for number in range(3)] == [0, 1, 2]
         eventually(lambda: len(serving.server._served) == 1, "one connection is left", pause=0.002)
 
-    def test_one_that_nobody_closes_is_closed_when_it_is_collected(self, serving: Serving) -> None:
+    def test_garbage_collection_closes_the_connections(self, serving: Serving) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             caller: BlockingConnections | None = BlockingConnections(serving.address)
@@ -257,9 +266,7 @@ class TestTrouble:
             gc.collect()
         eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
-    def test_an_answer_that_outlives_its_line_closes_its_connection_when_it_is_collected(
-        self, serving: Serving
-    ) -> None:
+    def test_garbage_collection_of_an_answer_closes_its_connection(self, serving: Serving) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             caller: BlockingConnections | None = BlockingConnections(serving.address)
@@ -271,7 +278,7 @@ class TestTrouble:
             gc.collect()
         eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
 
-    def test_a_caller_that_ends_leaves_its_call_to_be_carried_out(self, serving: Serving) -> None:
+    def test_the_call_of_a_caller_that_has_disconnected_is_executed(self, serving: Serving) -> None:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(WAIT_S)
             caller.connect(f"\0{serving.address.name}")
@@ -279,52 +286,43 @@ class TestTrouble:
             assert caller.recv(1) == b"+"
             message = pickle.dumps(("wait", ("gate",)))
             caller.sendall(HEADER.pack(len(message), 1) + message)
-            eventually(lambda: "gate" in serving.target.gates, "the call is carried out", pause=0.002)
+            eventually(lambda: "gate" in serving.target.gates, "the call is executed", pause=0.002)
         eventually(lambda: not serving.server._served, "no connection is left", pause=0.002)
         serving.run(serving.target.open("gate"))
 
-    def test_a_machine_without_such_sockets_leaves_all_to_the_engine(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    def test_close_of_the_server_cancels_calls_and_ends_connections(
+        self, serving: Serving, caller: BlockingConnections
     ) -> None:
-        def refuse(*_: Any) -> Any:
-            raise OSError("no more sockets")
+        cancelled = threading.Event()
 
-        monkeypatch.setattr(server_module.socket, "socket", refuse)
-        lazy = LazyServer(Target(), "shard 3")
-        assert (lazy.address(), lazy.address()) == (None, None)
-        assert caplog.text.count("shard 3: no socket, all calls are sent by the engine: no more sockets") == 1
+        async def wait(gate: str) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
 
-    def test_one_that_was_closed_opens_no_more(self) -> None:
-        async def scene() -> None:
-            lazy = LazyServer(Target(), "shard 3")
-            address = lazy.address()
-            assert address is not None
-            caller = BlockingConnections(address)
-            answer = await asyncio.to_thread(sent, caller, TargetCalls.wait("gate"))
-            await lazy.close()
-            await lazy.close()
-            assert lazy.address() is None
-            with pytest.raises(ShardUnavailableError):
-                await asyncio.to_thread(answer.result, 60.0, "x")
-            caller.close()
-
-        asyncio.run(scene())
+        serving.target.wait = wait  # type: ignore[method-assign]
+        answer = sent(caller, TargetCalls.wait("gate"))
+        called(caller, TargetCalls.note(1))
+        for _ in range(2):  # it may be repeated
+            serving.run(serving.server.close())
+        with pytest.raises(ShardUnavailableError, match="an actor: expected an answer"):
+            answer.result(WAIT_S, "an actor")
+        assert cancelled.wait(WAIT_S)
+        assert caller.send(packed(TargetCalls.note(2))) is None
 
 
-def given(answer: SocketAnswer[Any]) -> bool:
+def is_answered(answer: SocketAnswer) -> bool:
     try:
         return answer.result(0.0, "x") is not None
     except OperationTimeoutError:
         return False
 
 
-# ---- a process of its own ---------------------------------------------------------------------------------
-
-
 class TestDeath:
     """The actor's process dies."""
 
-    def test_who_waits_hears_it_at_once(self, away: Away) -> None:
+    def test_awaited_answers_fail_at_once(self, away: Away) -> None:
         caller = BlockingConnections(away.address)
         called(caller, TargetCalls.note(1))
         waiting = [sent(caller, TargetCalls.wait("gate")) for _ in range(3)]
@@ -332,17 +330,17 @@ class TestDeath:
         for answer in waiting:
             with pytest.raises(ShardUnavailableError, match=r"repo/shard-2: expected an answer; it died or is being"):
                 answer.result(WAIT_S, "repo/shard-2")
-        assert caller.send(TargetCalls.note(1)) is None
+        assert caller.send(packed(TargetCalls.note(1))) is None
         caller.close()
 
-    def test_a_connection_that_was_idle_is_left_to_the_engine(self, away: Away) -> None:
+    def test_nothing_is_sent_on_an_idle_connection(self, away: Away) -> None:
         caller = BlockingConnections(away.address)
         called(caller, TargetCalls.note(1))
         away.kill()
-        assert caller.send(TargetCalls.note(2)) is None
+        assert caller.send(packed(TargetCalls.note(2))) is None
         caller.close()
 
-    def test_one_that_stands_still_is_a_timeout(self, away: Away) -> None:
+    def test_a_stopped_process_is_a_timeout(self, away: Away) -> None:
         caller = BlockingConnections(away.address)
         called(caller, TargetCalls.note(1))
         away.process.send_signal(signal.SIGSTOP)
@@ -354,7 +352,7 @@ class TestDeath:
         caller.close()
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-    def test_another_user_is_not_heard(self, serving: Serving) -> None:
+    def test_another_user_is_refused(self, serving: Serving) -> None:
         script = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout({WAIT_S})"
         script += f"; s.connect('\\0{serving.address.name}'); print(s.recv(1))"
         found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S)

@@ -106,7 +106,7 @@ class World:
     def spawn(self, owner: str, lifetime: Lifetime, node: str | None) -> None:
         name = self.dice.choice(NAMES)
         self.keys += 1
-        plan = Plan(f"k{self.keys}", name, {"m": "ctl"}, b"start", owner, node, lifetime)
+        plan = Plan(f"k{self.keys}", name, b"start", owner, node, lifetime)
         there = self.key_of(name) or plan.key
         assert self.directory.spawn(plan).key == there, "whoever starts an actor gets the one that is there"
         self.collect()
@@ -292,7 +292,7 @@ def directory() -> Directory:
 
 
 def plan(key: str, owner: str = "client:1", node: str | None = None, **lifetime: Any) -> Plan:
-    return Plan(key, f"name of {key}", {}, b"start", owner, node, Lifetime(**lifetime))
+    return Plan(key, f"name of {key}", b"start", owner, node, Lifetime(**lifetime))
 
 
 def ordered(directory: Directory) -> list[Any]:

@@ -21,9 +21,9 @@ def test_it_shows_nodes_with_what_is_reserved_and_actors_with_their_lives() -> N
     directory.join(Agent("node-of-two", "192.0.2.2", "other", memory=4_000_000_000, cpus=4.0))
     directory.leaves("node-of-two")
     directory.reserve("room", "node-of-one", 1_500_000_000, "client:1")
-    directory.spawn(Plan("k1", "models/planner", {}, b"", "client:1", "node-of-one"))
+    directory.spawn(Plan("k1", "models/planner", b"", "client:1", "node-of-one"))
     directory.ready("k1", 0, Reach({}, {}))
-    directory.spawn(Plan("k2", "models/shard-0", {}, b"", "client:1", "node-of-one"))
+    directory.spawn(Plan("k2", "models/shard-0", b"", "client:1", "node-of-one"))
     directory.died("k2", 0, "it crashed", 1.0)
     assert rows(page(directory)) == [
         ["node-of-", "192.0.2.1", "2", "2", "1", "8.0 GB", "1.5 GB", ""],
@@ -35,5 +35,5 @@ def test_it_shows_nodes_with_what_is_reserved_and_actors_with_their_lives() -> N
 
 def test_an_actor_without_room_is_on_no_node_and_names_are_no_markup() -> None:
     directory = Directory()
-    directory.spawn(Plan("k", "<script>", {}, b"", "client:1"))
+    directory.spawn(Plan("k", "<script>", b"", "client:1"))
     assert rows(page(directory)) == [["&lt;script&gt;", "-", "-", "starting", "0"]]
