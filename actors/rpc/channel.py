@@ -3,8 +3,9 @@
 Rules
 - Threads use `call` and `send`, event loops use `ask`, and both may use `post`. `engine.sockets.lines` makes the
   connections.
-- When a call found no actor at its address, the next connection asks the engine where the actor is, and looks up its
-  name again: a repository that was stopped and started has another actor of the same name.
+- After a call that failed with `ShardUnavailableError`, the next one makes a new connection: another process may be the
+  actor by now, while the former one still answers. If the engine does not reach the actor, its name is looked up again:
+  a repository that was stopped and started has another actor of the same name.
 - Nothing is repeated here. The declaration of a call says whether it may be repeated, and owners of channels do that
   (`Session`, `Resizing`).
 """
@@ -97,8 +98,8 @@ class Channel:
             raise
 
     def failed(self) -> None:
-        """Note that the actor did not answer: its next incarnation is another process, or another actor."""
-        self._target.stale = True
+        """Note that the actor does not answer for what it was asked: its next process may be elsewhere."""
+        self._lines.renew()
 
     def check_process(self) -> None:
         """Refuse to go on in a forked child of the process that made this channel; errors as in `send`."""
@@ -117,8 +118,6 @@ class _Target:
     """The actor of a channel, as the engine finds it."""
 
     def __init__(self, engine: Engine, name: str, missing: type[TensorVineError], actor: Actor | None) -> None:
-        self.stale = actor is None
-        """The actor must be looked up before the next use."""
         self._engine = engine
         self._name = name
         self._missing = missing
@@ -127,20 +126,20 @@ class _Target:
 
     def reach(self) -> Sequence[SocketAddress]:
         """Return the addresses of the actor; wait while it starts."""
-        try:
-            return self._engine.reach(self._find(), START_S, self._name)
-        except ShardUnavailableError:
-            self.stale = True
-            raise
-
-    def _find(self) -> Actor:
-        if self._named and self.stale:
+        if self._actor is not None:
             try:
-                self._actor = self._engine.find(self._name)
-            except LookupError as exc:
-                raise self._missing(f"{self._name}: expected it to run; it was stopped, or has drained") from exc
-            self.stale = False
-        return self._actor
+                return self._engine.reach(self._actor, START_S, self._name)
+            except ShardUnavailableError:
+                if not self._named:
+                    raise
+        self._actor = self._found()
+        return self._engine.reach(self._actor, START_S, self._name)
+
+    def _found(self) -> Actor:
+        try:
+            return self._engine.find(self._name)
+        except LookupError as exc:
+            raise self._missing(f"{self._name}: expected it to run; it was stopped, or has drained") from exc
 
 
 class Answer(Generic[_R_co]):

@@ -378,6 +378,8 @@ class SimulatedLines:
     def post(self, group: str, message: Packed) -> None:
         self.send(group, message)
 
+    def renew(self) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -49,6 +49,8 @@ class Line:
     """
 
     def __init__(self, find: Find) -> None:
+        self.outdated = False
+        """The next call needs a new connection: the actor may be elsewhere."""
         self._find = find
         self._connection: AwaitedConnection | None = None
         self._replaced: list[AwaitedConnection] = []
@@ -62,8 +64,8 @@ class Line:
         if self._closed:
             _settle(answer, error=LostError(CLOSED))
             return
-        connection = self._connection
-        if self._connecting is None and connection is not None and connection.open and not connection.stale:
+        connection = self._connection if self._connecting is None and not self.outdated else None
+        if connection is not None and connection.open and not connection.stale:
             _send(connection, message, answer)
             return
         self._waiting.append((message, answer))
@@ -80,6 +82,7 @@ class Line:
         self._fail(LostError(CLOSED))  # a task that has not begun does not do it
 
     async def _connect(self) -> None:
+        self.outdated = False
         try:
             for old in self._connections():
                 if not old.busy:
@@ -144,6 +147,10 @@ class Lines:
         """Send a call of a group whose answer nobody needs; does not wait."""
         self._sent(group, message)
 
+    def renew(self) -> None:
+        """Have later calls use new connections, because the actor may be elsewhere. Calls that are open go on."""
+        self._open.renew()
+
     def close(self) -> None:
         """End all connections. A later call makes new ones."""
         self._open.close()
@@ -193,6 +200,12 @@ class _Open:
             self.blocking = BlockingConnections(address) if address is not None else None
         if old is not None:
             old.close()
+
+    def renew(self) -> None:
+        self.use(None)
+        with self._lock:
+            for line in self._lines.values():
+                line.outdated = True
 
     def close(self) -> None:
         if self._opened.inherited:

@@ -188,7 +188,6 @@ class TestAnswers:
                 ValueError("its own"),
                 TimeoutError("its own"),
                 OperationTimeoutError("its own"),
-                ShardUnavailableError("another shard is down"),
             ):
                 with pytest.raises(type(error), match=str(error)) as caught:
                     face.call(channel, TargetCalls.fail(error))
@@ -200,7 +199,7 @@ class TestAnswers:
             with pytest.raises(TypeError, match="lock"):
                 face.call(channel, TargetCalls.note(threading.Lock()))
         assert face.call(channel, TargetCalls.note(7)) == 7
-        assert engine.reaches == 1, "no error of a method ends a connection"
+        assert engine.reaches == 1, "none of these errors ends a connection"
 
     def test_a_call_times_out_and_its_answer_disturbs_no_other(self, actor: Serving, face: Face) -> None:
         channel = face.channel(StandInEngine(actor.address))
@@ -461,6 +460,31 @@ class TestDeath:
         engine.actors.append((serving.address,))
         assert face.call(channel, TargetCalls.note(1)) == 1
         assert engine.finds == 2
+
+    @pytest.mark.parametrize("error", [ShardUnavailableError, ValueError])
+    def test_after_an_actor_that_is_unavailable_another_process_is_reached(
+        self, away: Away, serving: Serving, face: Face, error: type[Exception]
+    ) -> None:
+        """A host behind a cut link was replaced; its process still answers those that reach it."""
+        engine = StandInEngine(away.address)
+        channel = face.channel(engine)
+        assert [face.call(channel, TargetCalls.note(number)) for number in range(2)] == [0, 1]
+        late = face.begin(channel, TargetCalls.wait("gate"))
+        eventually(lambda: face.call(channel, TargetCalls.waits()) == 1, "the call waits", pause=0.002)
+        engine.actors = [(serving.address,)]
+        with pytest.raises(error, match="no lease"):
+            face.call(channel, TargetCalls.fail(error("no lease")))
+        for number in range(3):
+            assert face.call(channel, TargetCalls.note(number)) == number
+        face.call(channel, TargetCalls.open("gate"))
+        assert serving.target.seen == ([0, 1, 2] if error is ShardUnavailableError else [])
+        if error is ValueError:
+            assert late() == "gate"
+            return
+        assert face.call(channel, waiting()) == "gate"
+        away.kill()
+        with pytest.raises(ShardUnavailableError, match="it died or is being restarted"):
+            late()
 
     def test_a_given_actor_is_never_looked_up(self, away: Away, serving: Serving, face: Face) -> None:
         engine = StandInEngine(away.address)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from tensorvine.actors.engine.sockets.blocking import SHORT_BYTES, SocketAnswer
 from tensorvine.actors.engine.sockets.framing import SocketAddress
 from tensorvine.actors.engine.sockets.lines import Line, Lines, LostError, background_loop, in_thread, result_of
 from tensorvine.actors.rpc.calls import Request
-from tensorvine.actors.rpc.channel import Channel
 from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError
 
 from tests.support.call_targets import WAIT_S, Away, Loop, Serving, TargetCalls, packed
@@ -154,16 +152,23 @@ class TestThreads:
                 called(made, TargetCalls.fail(TimeoutError("its own")))
             assert not isinstance(caught.value, OperationTimeoutError)
 
-    def test_an_error_of_a_method_does_not_end_the_use_of_blocking_connections(self, located: Located) -> None:
-        engine = mock.Mock(reach=lambda actor, timeout, who: located())
-        channel = Channel(engine, "shard 3", actor=mock.Mock())
-        for _ in range(3):
-            with pytest.raises(ShardUnavailableError, match="another shard"):
-                channel.call(TargetCalls.fail(ShardUnavailableError("another shard")), WAIT_S)
-        answer = channel.send(TargetCalls.note(1))
-        assert isinstance(answer._waiting, SocketAnswer)
-        assert answer.result(WAIT_S) == 1
-        channel.close()
+    def test_after_renew_calls_use_new_connections_and_open_ones_go_on(
+        self, serving: Serving, made: Lines, located: Located
+    ) -> None:
+        assert [called(made, TargetCalls.note(number)) for number in range(2)] == [0, 1]
+        before, late = send(made, TargetCalls.wait("gate")), send(made, TargetCalls.note(2))
+        assert isinstance(late, SocketAnswer)
+        other = Serving()
+        located.addresses = [other.address]
+        made.renew()
+        assert outcome(late) == 2
+        assert [called(made, TargetCalls.note(number)) for number in range(3, 6)] == [3, 4, 5]
+        assert isinstance(send(made, TargetCalls.note(6)), SocketAnswer)
+        assert (serving.target.seen, other.target.seen[:3]) == ([0, 1, 2], [3, 4, 5])
+        serving.run(serving.target.open("gate"))
+        assert outcome(before) == "gate"
+        made.close()
+        other.close()
 
     def test_arrays_are_sent_as_they_were(self, made: Lines) -> None:
         given = np.arange(1 << 20)
