@@ -314,7 +314,7 @@ class Session:
                 answers.append(answer.result(deadline.left()))
             except EngineStoppedError:
                 raise
-            except ShardUnavailableError as exc:
+            except (ShardUnavailableError, RepositoryNotFoundError) as exc:
                 self.connections.drop(shard)
                 self._check_left(shard, exc)
                 answers.append(self.call(shard, requests[shard], deadline.left()))

@@ -39,7 +39,6 @@ from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
 from ..rpc.calls import answers
-from ..rpc.channel import Answer
 from ..rpc.messages import Account, RecoveryInfo, ShardPlan
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
@@ -332,17 +331,14 @@ class Planner:
     def _hear(self, shards: Sequence[int]) -> dict[int, Account | None]:
         """Ask shards; None for those that started again as well, or were ended."""
         heard: dict[int, Account | None] = {}
-        asked: dict[int, Answer[Account]] = {}
-        for shard in shards:
-            try:
-                asked[shard] = self._shards[shard].send(ShardCalls.account())
-            except RepositoryNotFoundError as exc:
-                log.error("planner restarted: shard %d no longer exists: %s", shard, exc)
-                heard[shard] = None
+        asked = {shard: self._shards[shard].send(ShardCalls.account()) for shard in shards}
         deadline = Deadline.after(HEAR_S)
         for shard, answer in asked.items():
             try:
                 heard[shard] = answer.result(deadline.left())
+            except RepositoryNotFoundError as exc:
+                log.error("planner restarted: shard %d no longer exists: %s", shard, exc)
+                heard[shard] = None
             except TensorVineError as exc:
                 log.info("planner restarted: shard %d does not answer yet: %s", shard, exc)
                 with self._lock:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ....store.errors import ModelLostError, ShardUnavailableError
+from ....store.errors import ModelLostError, RepositoryNotFoundError, ShardUnavailableError
 from ....store.segments.blockheader import header_of
 from ....store.segments.segment import Block, SegmentId, layout
 from ....store.waiting import NEVER, Deadline
@@ -266,7 +266,7 @@ class ObjectStoreTransport:
         """Wait for the content hashes that were asked for; a shard that died meanwhile is asked again."""
         try:
             hashes = asked.result(deadline.left_for(what))
-        except ShardUnavailableError:
+        except (ShardUnavailableError, RepositoryNotFoundError):
             left = deadline.left_for(what)
             hashes = self._session.call(shard, ShardCalls.digests(list(blocks)), left)
         lost = sorted(blocks - hashes.keys())

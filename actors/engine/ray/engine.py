@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from functools import cache
@@ -49,6 +50,9 @@ NAMESPACE = "tensorvine"
 log = logging.getLogger(__name__)
 
 _DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
+_ASK_S = 2.0
+"""How long an actor may take to tell its address before it is asked again. A call that was sent before Ray knew that
+the actor is being restarted waits until it has started; a later one fails at once."""
 _FREED_S = 10
 """How long it may take until memory that was let go is known to be free."""
 _MADE_S = 60
@@ -205,13 +209,18 @@ class RayEngine:
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
     def reach(self, actor: Any, timeout: float, who: str) -> Sequence[SocketAddress]:
-        """Ask an actor for its address."""
-        _check_running(who)
-        try:
-            asked: ray.ObjectRef[SocketAddress] = actor.tensorvine_reach.remote(self.this_node())
-            return [ray.get(asked, timeout=max(timeout, 0.0))]
-        except ray.exceptions.RayError as exc:
-            _translate(exc, timeout, who)
+        """Ask an actor for its address, again and again: Ray may keep a call that it would refuse now."""
+        deadline = Deadline.after(timeout)
+        while True:
+            _check_running(who)
+            try:
+                asked: ray.ObjectRef[SocketAddress] = actor.tensorvine_reach.remote(self.this_node(), os.geteuid())
+                return [ray.get(asked, timeout=deadline.left(_ASK_S))]
+            except ray.exceptions.GetTimeoutError as exc:
+                if deadline.passed:
+                    _translate(exc, timeout, who)
+            except ray.exceptions.RayError as exc:
+                _translate(exc, timeout, who)
 
     def put(self, block: object) -> Handle:
         """Store a block in shared memory."""

@@ -33,9 +33,9 @@ def hosted(cls: type) -> type:
         cls.__init__(self, *arguments, **named)
         self.tensorvine_host = Host(self, cls.__name__)
 
-    async def tensorvine_reach(self: Any, node: str) -> SocketAddress:
+    async def tensorvine_reach(self: Any, node: str, user: int) -> SocketAddress:
         host: Host = self.tensorvine_host
-        if node == ray.get_runtime_context().get_node_id():
+        if node == ray.get_runtime_context().get_node_id() and user == os.geteuid():
             return host.address
         return await asyncio.to_thread(host.address_at, cast(str, ray.util.get_node_ip_address()))
 
