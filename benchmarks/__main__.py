@@ -30,7 +30,7 @@ NAMES = {
     "elastic": "shards 2 -> 4 -> 3 under reads and saves: what moves, and what is served; beside copying all anew",
     "query_scaling": "10,000 prefix queries over 60,000 graphs, 1 to 16 callers, 1 to 8 shards, beside Redis-Queries",
     "nas": "a search of 1000 candidates without transfer, with HDF5 files and Redis, and with the repository",
-    "calls": "short calls within a node and between two nodes, beside one byte there and back",
+    "calls": "short calls within a node and between two nodes: by socket, and by a Ray handle beside it",
     "engines": "Dask as the engine beside Ray: saves, loads, queries, updates, calls, a killed shard, and the start",
     "weak_scaling": "1 to 16 clients on 1 to 4 hosts that save and load at once, beside h5py files in a shared folder",
     "links": "between two hosts, at any rate and at 1 Gbit/s: save, load, update, fork, search; beside a raw socket",

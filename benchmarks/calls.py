@@ -1,12 +1,12 @@
-"""Short calls, within a node and between two raylets.
+"""Short calls, within a node and between two raylets: by our sockets, and by the actor's Ray handle beside it.
 
 Rules
-- The call changes nothing and answers a few bytes (`tag` of the shard). The floor is one byte there and back between
-  two processes: over a Unix socket, or over TCP.
+- The call changes nothing and answers a few bytes (`tag` of the shard); both ways reach the same method. The floor is
+  one byte there and back between two processes: over a Unix socket, or over TCP.
 - Calls that follow one another find warm caches; those after a pause of 0.2 s, as a search or a training makes them, do
   not. What is timed is the call, not the pause.
-- The small save and the look-up are what a user calls. Nothing has a peer here: `growth` and `save_load` show saves and
-  look-ups beside others, and `engines` compares calls on Dask and on Ray.
+- The small save and the look-up are what a user calls. They have no peer here: `growth` and `save_load` show them
+  beside others.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import ray
+from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.calls import ShardCalls
 
-from .measure import GIB, Action, Effort, Report, Row, Sample, alternate, progress
+from .measure import GIB, Action, Effort, Goal, Report, Row, Sample, alternate, progress
 from .raylets import two_raylets
 from .session import NAME, Names, repository
 
 if TYPE_CHECKING:
     from tensorvine.actors import Repository
 
-CALL, INFO, SAVE = "call", "info", "save"
+CALL, PEER, INFO, SAVE = "call", "by a Ray handle", "info", "save"
 """What is timed beside a floor."""
 NEAR, AWAY = "one byte there and back, Unix socket", "one byte there and back, TCP"
 """The floors."""
@@ -97,8 +99,10 @@ def measure(
 
     kept = repo.save(fresh(), tensors).ref
     session.connect_all()
+    handle: Any = session.engine.find(actor_name(repo.name, shard))
     calls: dict[str, Callable[[], Any]] = {
         CALL: lambda: session.call(shard, ShardCalls.tag()),
+        PEER: lambda: ray.get(handle.tag.remote(), timeout=TIMEOUT_S),
         named: floor,
         INFO: lambda: repo.info(kept),
     }
@@ -116,7 +120,8 @@ def measure(
 def rows(where: str, what: str, samples: dict[str, Sample], named: str) -> Iterator[Row]:
     """Return the rows of one pace."""
     floor_s = samples[named].median
-    yield Row(f"{where}a call {what}", samples[CALL], 0, limit=named, limit_s=floor_s)
+    goal = Goal("times faster than by a Ray handle", samples[PEER].median / samples[CALL].median, at_least=3.0)
+    yield Row(f"{where}a call {what}", samples[CALL], 0, PEER, samples[PEER], named, floor_s, (goal,))
     yield Row(f"{where}info of a version {what}", samples[INFO], 0, limit=named, limit_s=floor_s)
     yield Row(f"{where}save of 1 KiB {what}", samples[SAVE], 1024, limit=named, limit_s=floor_s)
 

@@ -15,7 +15,7 @@ from benchmarks import calls
 from benchmarks.measure import Effort, Report, Sample
 
 
-def test_calls_stand_beside_the_floor(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_stand_beside_the_floor_and_calls_by_a_handle(cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(calls.ROUNDS, Effort.QUICK, (5, 1))
     report = Report("calls")
     calls.within_a_node(report, Effort.QUICK)
@@ -27,16 +27,17 @@ def test_calls_stand_beside_the_floor(cluster: object, monkeypatch: pytest.Monke
         assert row["ours_s"] > 0
         assert row["limit"] == calls.NEAR
         assert row["limit_ratio"] == pytest.approx(row["ours_s"] / row["limit_s"])
-        assert row["peer"] is None
+        assert row["peer"] == (calls.PEER if row["case"].startswith("a call") else None)
     assert found["case"] == "a call after 0.2 s", "the headline is of calls as they are made"
 
 
 def test_each_row_is_compared_with_the_floor_of_its_pace() -> None:
-    names = (calls.CALL, calls.AWAY, calls.INFO, calls.SAVE)
-    samples = {name: Sample((seconds,)) for name, seconds in zip(names, (1.0, 0.5, 2.0, 3.0), strict=True)}
+    names = (calls.CALL, calls.PEER, calls.AWAY, calls.INFO, calls.SAVE)
+    samples = {name: Sample((seconds,)) for name, seconds in zip(names, (1.0, 4.0, 0.5, 2.0, 3.0), strict=True)}
     rows = list(calls.rows("between nodes: ", "now and then", samples, calls.AWAY))
     assert rows[0].case == "between nodes: a call now and then"
     assert [row.limit_ratio for row in rows] == [2.0, 4.0, 6.0]
+    assert rows[0].goals[0].value == 4.0
 
 
 @pytest.mark.parametrize("ends", [socket.socketpair, calls.connected])
