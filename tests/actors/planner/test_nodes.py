@@ -335,5 +335,5 @@ class TestANumber:
 
 def kill_planner(repo: Repository) -> None:
     planner: Any = repo.engine.find(planner_name(repo.name))
-    with pytest.raises(TensorVineError):
+    with pytest.raises(ray.exceptions.RayActorError):
         ray.get(planner.__ray_call__.remote(lambda _: os._exit(1)), timeout=10.0)
