@@ -66,6 +66,7 @@ class Shard:
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         outlast_workers()
         context = open_context(engine, config)
+        self._tenure = context.tenure
         block_server = _open_block_server(context)
         segment_handoff = SegmentHandoff(context)
         settling = Settling(context, segment_handoff)
@@ -166,6 +167,7 @@ class Shard:
 
     @answers(ChangeCalls.gathered)
     async def gathered(self, method: str, arguments: Sequence[object]) -> tuple[Tag, Any]:
+        self._tenure.check_running()
         before = self._names.tag()
         answer = await getattr(self, method)(*arguments)
         return (before if self._names.tag() == before else replace(before, sending=True)), answer

@@ -88,6 +88,15 @@ class Tenure:
         if not self.holds:
             raise ShardUnavailableError(self._lapsed())
 
+    def check_running(self) -> None:
+        """Refuse to answer for good, without regard to the lease.
+
+        Raises:
+            ShardUnavailableError: the actor was stopped, or another process has replaced it.
+        """
+        if self._over:
+            raise ShardUnavailableError(self._lapsed())
+
     async def held(self, deadline: Deadline) -> None:
         """Wait until the actor may answer.
 

@@ -58,6 +58,9 @@ class HeldTenure:
         if not self.holds:
             raise ShardUnavailableError("there is no lease")
 
+    def check_running(self) -> None:
+        self.check()
+
     async def held(self, deadline: Deadline) -> None:
         pass
 

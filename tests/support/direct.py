@@ -46,6 +46,9 @@ class DirectLines:
     def post(self, group: str, message: Packed) -> None:
         self.send(group, message)
 
+    def renew(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -38,6 +38,9 @@ class LapsedTenure:
     def check(self) -> None:
         pass
 
+    def check_running(self) -> None:
+        pass
+
     async def held(self, deadline: Deadline) -> None:
         while not self.holds:
             if self.superseded:

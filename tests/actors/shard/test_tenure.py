@@ -95,6 +95,7 @@ class TestOneIncarnation:
         tenure.wait(Deadline.after(0.0))
         head.cut = True
         eventually(lambda: not tenure.holds, "the lease is over")
+        tenure.check_running()
         with pytest.raises(OperationTimeoutError, match="the head does not answer"):
             tenure.wait(Deadline.after(0.1))
         head.cut = False
@@ -102,6 +103,8 @@ class TestOneIncarnation:
         tenure.end()
         with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
             tenure.wait(NEVER)
+        with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
+            tenure.check_running()
 
     def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
         shows: list[float] = []

@@ -158,6 +158,7 @@ class TestThreads:
         assert [called(made, TargetCalls.note(number)) for number in range(2)] == [0, 1]
         before, late = send(made, TargetCalls.wait("gate")), send(made, TargetCalls.note(2))
         assert isinstance(late, SocketAnswer)
+        eventually(lambda: serving.target.waiting == 1, "the long poll runs", pause=0.002)
         other = Serving()
         located.addresses = [other.address]
         made.renew()
