@@ -1,4 +1,4 @@
-"""Short calls, within a node and between two raylets: by our sockets, and by the actor's Ray handle beside it.
+"""Short calls, within a node and between two raylets: by our sockets, and by the actor's Ray handle.
 
 Rules
 - The call changes nothing and answers a few bytes (`tag` of the shard); both ways reach the same method. The floor is

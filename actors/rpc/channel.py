@@ -3,8 +3,8 @@
 Rules
 - Threads use `call` and `send`, event loops use `ask`, and both may use `post`. `engine.sockets.lines` makes the
   connections.
-- After a call that failed with `ShardUnavailableError`, the next one makes a new connection: another process may be the
-  actor by now, while the former one still answers. If the engine does not reach the actor, its name is looked up again:
+- After a call that failed with `ShardUnavailableError`, the next one makes a new connection: another process may have
+  replaced the actor's, which still answers. If the engine does not reach the actor, its name is looked up again:
   a repository that was stopped and started has another actor of the same name.
 - Nothing is repeated here. The declaration of a call says whether it may be repeated, and owners of channels do that
   (`Session`, `Resizing`).
@@ -98,7 +98,7 @@ class Channel:
             raise
 
     def failed(self) -> None:
-        """Note that the actor does not answer for what it was asked: its next process may be elsewhere."""
+        """Note that the actor is unavailable: its next process may be elsewhere."""
         self._lines.renew()
 
     def check_process(self) -> None:

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _DIED = (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError, ray.exceptions.RaySystemError)
 _ASK_S = 2.0
-"""How long an actor may take to tell its address before it is asked again. A call that was sent before Ray knew that
+"""How long an actor may take to return its address before it is asked again. A call that was sent before Ray knew that
 the actor is being restarted waits until it has started; a later one fails at once."""
 _FREED_S = 10
 """How long it may take until memory that was let go is known to be free."""

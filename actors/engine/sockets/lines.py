@@ -148,7 +148,7 @@ class Lines:
         self._sent(group, message)
 
     def renew(self) -> None:
-        """Have later calls use new connections, because the actor may be elsewhere. Calls that are open go on."""
+        """Use new connections for later calls, because the actor may be elsewhere. Open calls continue."""
         self._open.renew()
 
     def close(self) -> None:
