@@ -3,7 +3,7 @@
 Rules
 - It starts a cluster and a repository, measures a turn for each line on its standard input, and prints one line of JSON
   for it: what -> seconds; after the last turn `null`. With the end of its input it ends all.
-- What is timed is what a user calls, with the options that a user gets, and single calls of a shard.
+- It times what users call, with the default options, and single calls of a shard.
 - Models are new each time, and retired untimed.
 """
 
