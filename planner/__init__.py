@@ -1,11 +1,14 @@
 """Calculations for loss curves, update schedules, the choice of a transport, home shards, and the number of shards."""
 
+from typing import TYPE_CHECKING
+
+from ..store.removed import removed
 from .curves.curve import LossCurve, fit_loss_curve
 from .curves.forms import LossForm
 from .curves.losses import UpdateCosts, cumulative_inference_loss
 from .placement import home_of
 from .scaling import ScalePolicy
-from .schedules.optimal import optimal_schedule, schedule_front
+from .schedules.optimal import optimal_schedule
 from .schedules.request import PlanRequest
 from .schedules.schedule import (
     Schedule,
@@ -36,5 +39,7 @@ __all__ = [
     "greedy_threshold",
     "home_of",
     "optimal_schedule",
-    "schedule_front",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = removed(__name__, {"schedule_front": "optimal_schedule(..., most=N) with the numbers N to compare"})

@@ -26,8 +26,7 @@ argument, and states the expected value and the actual value.
     ├── ForkError(RuntimeError)                 a fork of a training run failed
     ├── ClosedError(RuntimeError)               a client was closed, or is used in a forked process
     ├── MovedError(LookupError)                 the data has moved to another shard; clients retry automatically
-    ├── OperationTimeoutError(TimeoutError)     an operation did not finish in time
-    └── CollectiveError(RuntimeError)           a `ray.util.collective` function failed in a TensorVine group
+    └── OperationTimeoutError(TimeoutError)     an operation did not finish in time
 
 While a program keeps a reference to an error, the local variables in the error's traceback also stay in memory. To
 clear these variables, pass the error to `without_frames`.
@@ -38,6 +37,12 @@ from __future__ import annotations
 import traceback
 import typing
 
+from .removed import removed
+
+if not typing.TYPE_CHECKING:
+    __getattr__ = removed(
+        __name__, {"CollectiveError": "the errors of groups: PeerLostError, OperationTimeoutError, TensorMismatchError"}
+    )
 _Error = typing.TypeVar("_Error", bound=BaseException)
 
 
@@ -173,14 +178,6 @@ class MovedError(TensorVineError, LookupError):
 
 class OperationTimeoutError(TensorVineError, TimeoutError):
     """Raised if an operation does not finish in time. The message names the operation or the unresponsive process."""
-
-
-class CollectiveError(TensorVineError, RuntimeError):
-    """Raised if a `ray.util.collective` function fails in a TensorVine group, or if a process cannot join the group.
-
-    If the cause is known, the exception is also an instance of the class for that cause. For example, if a member died,
-    the exception is both a `CollectiveError` and a `PeerLostError`.
-    """
 
 
 def without_frames(error: _Error) -> _Error:

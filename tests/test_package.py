@@ -1,4 +1,4 @@
-"""The package `tensorvine` itself: what it offers, and that its packages list what can be used where an extra lacks."""
+"""The package `tensorvine`: its names, deleted names, and what its packages list without an extra."""
 
 from __future__ import annotations
 
@@ -53,3 +53,16 @@ def test_its_packages_can_be_listed_and_imported_whole_without_an_extra(modules:
     ran = subprocess.run([sys.executable, "-c", WITHOUT, modules], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout == f"{left_out} True True\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("tensorvine.actors.collective.stock", "register", "tensorvine.actors.collective.connect"),
+        ("tensorvine.planner", "schedule_front", r"optimal_schedule\("),
+        ("tensorvine.store.errors", "CollectiveError", "PeerLostError"),
+    ],
+)
+def test_importing_a_deleted_name_says_what_to_use(module: str, name: str, instead: str) -> None:
+    with pytest.raises(ImportError, match=rf"{module}\.{name} was removed: use .*{instead}"):
+        exec(f"from {module} import {name}")  # noqa: S102

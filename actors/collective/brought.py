@@ -1,8 +1,8 @@
 """What the members bring to an operation, which must be the same on all ranks, and the error where it is not.
 
 Rules
-- A collective is the same where its kind, root, reduction, bounds, dtype and shape are, and what it is part of. A
-  message is where its size and dtype are: its shape is the receiver's own.
+- A collective is the same where its kind, root, reduction, bounds, dtype and shape are. A message is where its
+  size and dtype are: its shape is the receiver's own.
 - What is told is compared itself, no digest of it; so what differs can be said at once, by whoever notices. Only what
   is very long is told in short, with a digest.
 """
@@ -37,20 +37,18 @@ class Brought(NamedTuple):
     """All that must be the same on all ranks."""
 
 
-def brought(verb: str, detail: str = "", of: str = "", part_of: str = "") -> Brought:
+def brought(verb: str, detail: str = "", of: str = "") -> Brought:
     """Put it in words.
 
     Args:
         verb: what it is.
         detail: how it is done.
         of: the array; see `array`.
-        part_of: the larger call that it belongs to.
 
-    >>> brought("broadcast", "of rank 1", "int8 of shape (3,)", "allgather").words
-    b'allgather by broadcast of rank 1, int8 of shape (3,)'
+    >>> brought("broadcast", "of rank 1", "int8 of shape (3,)").words
+    b'broadcast of rank 1, int8 of shape (3,)'
     """
-    words = f"{part_of} by {verb}" if part_of else verb
-    raw = f"{words}{detail and ' '}{detail}{of and ', '}{of}".encode()
+    raw = f"{verb}{detail and ' '}{detail}{of and ', '}{of}".encode()
     if len(raw) > WORDS_BYTES:
         raw = raw[:_SHOWN] + b"... (" + blake2b(raw, digest_size=16).hexdigest().encode() + b")"
     return Brought(verb, raw)

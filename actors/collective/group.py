@@ -138,7 +138,7 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
         """Start copying the root's array to all ranks.
 
         Args:
@@ -146,8 +146,6 @@ class Group(ABC):
                 is overwritten.
             root: Rank whose array is copied.
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the larger operation that this broadcast belongs to, for error messages. All ranks must
-                give the same name.
 
         Raises:
             ValueError: if `root` is not a rank of the group.
@@ -176,7 +174,7 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
         """Start combining the arrays of all ranks element by element, in place.
 
         The result is bit-for-bit identical on all ranks. With the back ends "shared" and "gloo", the result is also
@@ -186,8 +184,6 @@ class Group(ABC):
             array: A contiguous array of the same dtype and shape on all ranks. The result overwrites the array.
             op: The reduction: "sum", "mean", "min", "max" or "product".
             timeout: Seconds until the operation times out. None means the group's timeout.
-            part_of: Name of the larger operation that this reduction belongs to, for error messages. All ranks must
-                give the same name.
 
         Raises:
             ValueError: if `op` is unknown.
@@ -224,9 +220,9 @@ class Group(ABC):
         """Collect the parts of an array from all ranks, in place. See `iall_gather`."""
         self.iall_gather(array, bounds, timeout=timeout).wait()
 
-    def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> None:
+    def all_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> None:
         """Combine the arrays of all ranks element by element, in place. See `iall_reduce`."""
-        self.iall_reduce(array, op, timeout=timeout, part_of=part_of).wait()
+        self.iall_reduce(array, op, timeout=timeout).wait()
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Wait until all ranks have called `barrier` or `ibarrier`."""

@@ -118,13 +118,13 @@ class Member(Group, Generic[Memory]):
         self._check_peer(source)
         return self._receive(self._memory(array, f"{self.label}: recv", writes=True), source, self._seconds(timeout))
 
-    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None, part_of: str = "") -> Work:
+    def ibroadcast(self, array: object, root: int = 0, *, timeout: float | None = None) -> Work:
         """Start to give all what the root has; see `Group`."""
         where = f"{self.label}: broadcast"
         if not 0 <= root < self.size:
             raise ValueError(f"{where}: expected a root from 0 to {self.size - 1}; found {root}")
         memory = self._memory(array, where, writes=root != self.rank)
-        words = brought("broadcast", f"of rank {root}", words_of(array, self._numbers(memory)), part_of)
+        words = brought("broadcast", f"of rank {root}", words_of(array, self._numbers(memory)))
         return self._broadcast(memory, root, words, self._seconds(timeout))
 
     def iall_gather(self, array: object, bounds: Sequence[int] | None = None, *, timeout: float | None = None) -> Work:
@@ -142,13 +142,13 @@ class Member(Group, Generic[Memory]):
             memory, edges, brought("all_gather", parts, words_of(array, numbers)), self._seconds(timeout)
         )
 
-    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None, part_of: str = "") -> Work:
+    def iall_reduce(self, array: object, op: Op = "sum", *, timeout: float | None = None) -> Work:
         """Start to combine the ranks' arrays; see `Group`."""
         where = f"{self.label}: all_reduce"
         memory = self._memory(array, where, writes=True)
         numbers = self._numbers(memory)
         reduction = Reduction(op, numbers.dtype, where)
-        words = brought("all_reduce", f"({op})", words_of(array, numbers), part_of)
+        words = brought("all_reduce", f"({op})", words_of(array, numbers))
         return self._all_reduce(memory, reduction, words, self._seconds(timeout))
 
     def ibarrier(self, *, timeout: float | None = None) -> Work:

@@ -152,7 +152,7 @@ def accepted(facts: dict[str, object]) -> dict[str, object]:
     """
     if "error" not in facts:
         return facts
-    kind: object = getattr(errors, str(facts["error"]), None)
+    kind: object = vars(errors).get(str(facts["error"]))
     if not isinstance(kind, type) or not issubclass(kind, TensorVineError):
         kind = ShardUnavailableError
     raise kind(str(facts.get("message")))

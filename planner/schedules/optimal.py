@@ -24,11 +24,10 @@ from ..curves.window import Schedule, Window
 TIE = 1e-12
 CLOSE = 1e-11
 """Differences below this are rounding."""
-FRONT_PRICES = 30
 HALVINGS = 16
 """Steps of the search for a price; the last ones change it by less than a thousandth."""
-FRONT_SPAN = 1e-6
-"""The lowest price that the front asks for, as a share of the one at which one checkpoint is too dear."""
+CHEAPEST = 1e-12
+"""The lowest price that the search tries, as a share of the price at which no checkpoint is chosen."""
 
 
 def optimal_schedule(
@@ -77,44 +76,6 @@ def optimal_schedule(
     return best if most is None or len(best.iterations) <= most else _fewer(window, price, most)
 
 
-def schedule_front(curve: Curve, costs: UpdateCosts, start: int, stop: int, inferences: float) -> list[Schedule]:
-    """Return schedules on the Pareto front of the number of checkpoints and the predicted loss.
-
-    Args:
-        curve: Function from an iteration to its loss.
-        costs: Durations of training, updates and inference.
-        start: Iteration of the version that is in use at the beginning.
-        stop: Last iteration after which a checkpoint can be taken.
-        inferences: Total number of inferences, including the inferences with the version of `start`.
-
-    Returns:
-        At most 32 schedules, ordered by their number of checkpoints. The first schedule has no checkpoints. The last
-        schedule has as many checkpoints as the result of `optimal_schedule` with the same arguments. Each schedule has
-        a lower predicted loss than the previous schedule. No other schedule with the same number of checkpoints has a
-        lower predicted loss.
-
-    Raises:
-        ValueError: if `stop` is not after `start`, `inferences` is negative or not finite, or a loss is not finite.
-
-    >>> costs = UpdateCosts(iteration_s=1.0, stall_s=2.0, delivery_s=1.0, inference_s=1.0)
-    >>> [len(s.iterations) for s in schedule_front(lambda i: 0.8**i, costs, start=0, stop=20, inferences=60)]
-    [0, 1, 2, 3, 4, 5, 6]
-    """
-    window = Window.of(curve, costs, start, stop, inferences)
-    places = window.improvements()
-    found = {0: window.schedule([])}
-    if len(places):
-        dearest = _dearest(window)
-        for price in [*np.geomspace(dearest, dearest * FRONT_SPAN, FRONT_PRICES).tolist(), 0.0]:
-            schedule = _best(window, price)
-            found.setdefault(len(schedule.iterations), schedule)
-    front: list[Schedule] = []
-    for _, schedule in sorted(found.items()):
-        if not front or schedule.predicted_loss < front[-1].predicted_loss:
-            front.append(schedule)
-    return front
-
-
 def _dearest(window: Window) -> float:
     """Return the price at which no checkpoint is worth it."""
     places, costs = window.improvements(), window.costs
@@ -125,7 +86,7 @@ def _dearest(window: Window) -> float:
 def _fewer(window: Window, price: float, most: int) -> Schedule:
     """Find the lowest price, from `price` on, at which the best schedule has at most so many checkpoints."""
     dear = _dearest(window)
-    cheap = max(price, dear * FRONT_SPAN**2)
+    cheap = max(price, dear * CHEAPEST)
     best = window.schedule([])
     for _ in range(HALVINGS):
         middle = math.sqrt(cheap * dear)

@@ -21,7 +21,6 @@ _SMALLER = "the same on raylets of one machine, without cuts: tests/actors/plann
 LONG: Mapping[str, str] = {
     r"tests/actors/client/test_models.py::TestKeras::test_another_process_rebuilds": "the same in its own process",
     r"tests/actors/client/test_transports.py::.*\[dask": _ON_RAY,
-    r"tests/actors/collective/stock/test_stock_collective.py::test_groups_overlap": "each call, in one group at a time",
     r"tests/actors/edge/test_edge_repository.py::.*\[dask": _ON_RAY,
     r"tests/actors/engine/dask/test_dask_failures.py::test_(actors_whose_template|when_all_workers)": _STEPS,
     r"tests/actors/engine/dask/test_dask_failures.py::test_a_(node_that_nobody_drains|worker_without_a_nanny)": _STEPS,

@@ -268,7 +268,6 @@ DIFFERENT: dict[str, tuple[Callable[[GlooGroup, Any], Any], Callable[[GlooGroup,
     "dtype": (lambda g, a: g.ibroadcast(a, 1), lambda g, a: g.ibroadcast(a.view(np.int32), 1)),
     "bounds": (lambda g, a: g.iall_gather(a, [0, 9, len(a)]), lambda g, a: g.iall_gather(a, [0, 8, len(a)])),
     "kind": (lambda g, a: g.iall_gather(a), lambda g, a: g.iall_reduce(a)),
-    "larger call": (lambda g, a: g.iall_reduce(a, part_of="x"), lambda g, a: g.iall_reduce(a, part_of="y")),
 }
 """What ranks 0 and 1 start."""
 

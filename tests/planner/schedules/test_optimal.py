@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensorvine.planner.curves.losses import UpdateCosts, cumulative_inference_loss
-from tensorvine.planner.schedules.optimal import optimal_schedule, schedule_front
+from tensorvine.planner.schedules.optimal import optimal_schedule
 
 whole_costs = st.builds(UpdateCosts, *(st.integers(1, 3), st.integers(0, 4), st.integers(0, 12), st.just(1)))
 real_costs = st.builds(UpdateCosts, *(st.floats(0.1, 3), st.floats(0, 4), st.floats(0, 12), st.floats(0.1, 3)))
@@ -139,40 +139,27 @@ def test_a_price_that_is_negative_or_not_finite_is_refused(price: float) -> None
         optimal_schedule(lambda i: 1.0 / (1 + i), FREE, 0, 5, 10, price=price)
 
 
-@given(whole_losses, whole_costs, st.integers(0, 60))
-def test_the_front_rises_in_checkpoints_falls_in_loss_and_each_is_the_best_of_its_size(
-    losses: list[float], costs: UpdateCosts, inferences: int
-) -> None:
-    args = (losses.__getitem__, costs, 0, len(losses) - 1, inferences)
-    front, best = schedule_front(*args), optimal_schedule(*args)
-    assert front[0].iterations == ()
-    assert front[-1].predicted_loss == best.predicted_loss
-    assert len(front[-1].iterations) == len(best.iterations)
-    for few, many in pairwise(front):
-        assert len(few.iterations) < len(many.iterations)
-        assert few.predicted_loss > many.predicted_loss
-    for each in front:
-        same_size = combinations(range(1, len(losses)), len(each.iterations))
-        least = min(cumulative_inference_loss(taken, args[0], costs, 0, inferences) for taken in same_size)
-        assert each.predicted_loss == pytest.approx(least)
-
-
-def test_the_front_of_a_long_curve_has_a_few_dozen_schedules() -> None:
-    costs = UpdateCosts(iteration_s=0.1, stall_s=0.01, delivery_s=0.5, inference_s=0.01)
-    front = schedule_front(lambda i: np.exp(-i / 500), costs, 0, 3000, 50_000)
-    assert 15 <= len(front) <= 32
-
-
 class TestMost:
     COSTS = UpdateCosts(iteration_s=1.0, stall_s=0.3, delivery_s=1.0, inference_s=1.0)
 
+    @given(whole_losses, whole_costs, st.integers(0, 60), st.integers(0, 8))
+    def test_it_is_the_best_schedule_of_its_size(
+        self, losses: list[float], costs: UpdateCosts, inferences: int, most: int
+    ) -> None:
+        found = optimal_schedule(losses.__getitem__, costs, 0, len(losses) - 1, inferences, most=most)
+        assert len(found.iterations) <= most
+        same_size = combinations(range(1, len(losses)), len(found.iterations))
+        least = min(cumulative_inference_loss(taken, losses.__getitem__, costs, 0, inferences) for taken in same_size)
+        assert found.predicted_loss == pytest.approx(least)
+
     @pytest.mark.parametrize("most", [0, 1, 2, 3, 5, 8, 13])
-    def test_it_is_a_schedule_of_the_front_with_no_more_checkpoints(self, most: int) -> None:
+    def test_no_price_gives_a_better_schedule_with_no_more_checkpoints(self, most: int) -> None:
         asked = (lambda i: 3.0 * 0.97**i, self.COSTS, 0, 200, 300.0)
         found = optimal_schedule(*asked, most=most)
         assert len(found.iterations) <= most
-        no_more = [schedule for schedule in schedule_front(*asked) if len(schedule.iterations) <= most]
-        assert found.predicted_loss <= no_more[-1].predicted_loss * (1 + 1e-9)
+        priced = [optimal_schedule(*asked, price=price) for price in np.geomspace(1e-3, 1e3, 30).tolist()]
+        least = min(schedule.predicted_loss for schedule in priced if len(schedule.iterations) <= most)
+        assert found.predicted_loss <= least * (1 + 1e-9)
 
     def test_a_bound_above_the_optimum_changes_nothing(self) -> None:
         asked = (lambda i: 3.0 * 0.97**i, self.COSTS, 0, 200, 300.0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.planner.curves.losses import UpdateCosts, arrivals, cumulative_inference_loss
-from tensorvine.planner.schedules.optimal import optimal_schedule, schedule_front
+from tensorvine.planner.schedules.optimal import optimal_schedule
 from tensorvine.planner.schedules.schedule import (
     Schedule,
     closed_form_schedule,
@@ -28,7 +28,6 @@ METHODS: dict[str, Method] = {
     "epoch": lambda *args: epoch_schedule(*args, epoch=5),
     "closed form": closed_form_schedule,
     "optimal": optimal_schedule,
-    "front": lambda *args: schedule_front(*args)[-1],
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
@@ -174,7 +173,7 @@ def test_no_inferences_need_no_checkpoint(method: Method) -> None:
     assert (found.iterations, found.predicted_loss) == ((), 0.0)
 
 
-@pytest.mark.parametrize("method", ["fixed", "greedy", "closed form", "optimal", "front"])
+@pytest.mark.parametrize("method", ["fixed", "greedy", "closed form", "optimal"])
 @pytest.mark.parametrize("curve", [lambda i: 0.1 * i, lambda i: 2.0], ids=["rising", "constant"])
 def test_a_curve_that_never_falls_is_worth_no_checkpoint(method: str, curve: Callable[[int], float]) -> None:
     assert METHODS[method](curve, COSTS, 3, 20, 100).iterations == ()
