@@ -2,16 +2,20 @@
 
 Rules
 - One stream per model name; a training that starts anew (another `run`) replaces the one before.
+- A training reports several times per second until it ends. Without a report for `IDLE_S`, its stream is dropped.
 - Plain bookkeeping around `planner.schedules.stream`: the actor calls it from one thread, for a plan may take a second.
-- A planner that started again knows nothing of a stream: it says so, and is told all of it again.
+- A planner that does not know a stream, after a restart or a drop, answers so and is sent all of it again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+
+from cachetools import LRUCache
 
 from ...planner.curves.losses import UpdateCosts
 from ...planner.schedules.schedule import Schedule
@@ -22,6 +26,10 @@ log = logging.getLogger(__name__)
 
 RECENT = 16
 """Commits of which the median counts."""
+IDLE_S = 600.0
+"""Seconds without a report after which a training has ended."""
+MOST_NAMES = 1 << 12
+"""Models whose last time of an inference is kept."""
 LEAST_S = 1e-9
 """What was too short to be measured counts as this."""
 
@@ -108,15 +116,22 @@ class _Kept:
     updated: int = 0
     """The iteration of the last update that was counted."""
     commits_s: list[float] = field(default_factory=list[float])
+    reported_at: float = 0.0
+    """When the training reported last, by the clock of `Streams`."""
 
 
 class Streams:
-    """All streams of one planner. All calls come from one thread at a time."""
+    """All streams of one planner. All calls come from one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds; monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._streams: dict[str, _Kept] = {}
         self._selectors: dict[str, TransferSelector] = {}
-        self._inference_s: dict[str, float] = {}
+        self._inference_s: LRUCache[str, float] = LRUCache(MOST_NAMES)
 
     def observed(self, name: str, told: Observed) -> Advice:
         """Take what a training observed, plan if it is time, and give the newest plan."""
@@ -126,6 +141,8 @@ class Streams:
             self._streams[name] = kept
             if name in self._inference_s:
                 kept.stream.answered(self._inference_s[name])
+        kept.reported_at = self._clock()
+        self._drop_ended()
         if told.place != kept.known:
             return _advice(kept)
         for first, losses in _runs(told.losses):
@@ -161,7 +178,12 @@ class Streams:
 
     def advice(self) -> dict[str, Advice]:
         """Return what is known of each stream."""
+        self._drop_ended()
         return {name: _advice(kept) for name, kept in self._streams.items()}
+
+    def _drop_ended(self) -> None:
+        ended = self._clock() - IDLE_S
+        self._streams = {name: kept for name, kept in self._streams.items() if kept.reported_at > ended}
 
     def _plan(self, name: str, kept: _Kept, now: int) -> None:
         try:

@@ -12,10 +12,10 @@ import numpy as np
 from digits import SEED, TRUNK
 from interrupt import Interrupts
 from online.place import Place
-from picture import draw_lineage
 from report import Report, Retired, Version
 from subject import Subject, Task
 from tensorvine.actors import PrefixMatch, Repository
+from tensorvine.clusters import draw_lineage, lineage_of
 from tensorvine.store import ModelRef
 from tensorvine.store.keras import assign, graph_of
 
@@ -103,11 +103,12 @@ def run(subject: Subject, *, quick: bool, out: Path, place: Place) -> None:
         report.bytes_stored(job.versions, job.stored())
         report.owners(job.versions, {v.ref: repo.contributions(v.ref) for v in job.versions})
         job.ask()
+        out.mkdir(parents=True, exist_ok=True)
+        picture = draw_lineage(lineage_of(repo, job.versions[0].ref), out / "lineage.png")
         job.retire_worst()
-        live = repo.models(place.prefix)
-        report.lineage(job.versions, live)
+        report.lineage(job.versions, repo.models(place.prefix))
         job.verify()
-    report.picture(draw_lineage(job.versions, live, out / "lineage.png", place.prefix))
+    report.picture(picture)
 
 
 class Job:

@@ -9,7 +9,7 @@ What it shows
    images for as many epochs, is there to compare with.
 4. The worst versions retire, and so does the root: its descendants keep the tensors that they share with it.
 5. Tables of accuracy, bytes (beside real `.weights.h5` files), owners and queries; every version that is left
-   is loaded again and must predict the same, bit for bit; the lineage is drawn as a picture.
+   is loaded again and must predict the same, bit for bit. The root's lineage is drawn as a picture.
 
 How to run it, after `pip install '.[examples]'`, or `'.[examples-dask]'` for Dask
     python examples/finetune/run.py --quick         fewer branches, under a minute

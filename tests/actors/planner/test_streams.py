@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorvine.actors.planner.streams import Delivered, Observed, Streams
+from tensorvine.actors.planner.streams import IDLE_S, Delivered, Observed, Streams
 from tensorvine.planner.schedules.stream import PlanRequest
 
 
@@ -56,6 +56,20 @@ class TestObserved:
         advice = streams.observed("m", told(40, 41, 50, request=REQUEST))
         assert advice.known == 0
         assert streams.observed("m", told(0, 1, 50, request=REQUEST)).known == 50
+
+    def test_a_training_that_stopped_reporting_is_dropped_and_can_continue(self):
+        now = [1000.0]
+        streams = Streams(lambda: now[0])
+        streams.observed("ended", told(0, 1, 50, request=REQUEST))
+        streams.observed("m", told(0, 1, 50, request=REQUEST))
+        now[0] += IDLE_S / 2
+        streams.observed("m", told(50, 51, 60, request=REQUEST))
+        assert list(streams.advice()) == ["ended", "m"]
+        now[0] += IDLE_S / 2
+        assert streams.observed("m", told(60, 61, 70, request=REQUEST)).known == 70
+        assert list(streams.advice()) == ["m"]
+        assert streams.observed("ended", told(50, 51, 60, request=REQUEST)).known == 0
+        assert streams.observed("ended", told(0, 1, 60, request=REQUEST)).known == 60
 
     def test_a_report_that_comes_twice_counts_once(self):
         streams = Streams()
