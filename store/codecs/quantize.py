@@ -23,14 +23,12 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 
 from ..arrays import Array, as_bytes, as_numpy, dtype_name, dtype_of
 from ..errors import CodecError, CorruptDataError
-from . import codes, codes_cupy
 from .bits import noise_bits, pack_bits, packed_bytes, unpack_bits
 from .blocks import (
     BLOCK_ITEMS,
@@ -48,7 +46,7 @@ from .blocks import (
     unpack_into,
 )
 from .codec import ByteStage, HeadStage, encode_bytes, encode_plain
-from .codes import WIDE, scales_of, values_of, within_half_a_step
+from .codes import WIDE, codes_of, range_of, scales_of, values_of, within_half_a_step
 from .groups import Layout
 from .kernels import Scales
 
@@ -111,37 +109,34 @@ class Quantize(HeadStage):
 
     def encode_head(self, array: object, base: object, tail: tuple[ByteStage, ...]) -> Encoded:
         """Quantise and encode a tensor. A tensor that cannot be quantised is encoded without loss."""
-        on_gpu = codes_cupy.is_cupy(array) and cast(Any, array).dtype.name in codes_cupy.DTYPES
-        tensor = cast(Array, array) if on_gpu else as_numpy(array, "tensor to encode")
+        tensor = as_numpy(array, "tensor to encode")
         wide = WIDE.get(dtype_name(tensor.dtype))
         if wide is None or 8 * tensor.dtype.itemsize <= self.bits or not tensor.size:
             return encode_plain(tensor, tail)
-        flat = (tensor if on_gpu else np.require(tensor, requirements=["C", "A"])).reshape(-1)
+        flat = np.require(tensor, requirements=["C", "A"]).reshape(-1)
         layout = Layout.of(flat.size, tensor.shape, self.per)
         with np.errstate(all="ignore"):  # what overflows is found by looking at the result
-            found = self._quantized(codes_cupy if on_gpu else codes, flat, layout, np.dtype(wide))
+            found = self._quantized(flat, layout, np.dtype(wide))
         if isinstance(found, str):
             _say_once(found)
             return encode_plain(tensor, tail)
         return self._stored(*found, tensor, tail)
 
-    def _quantized(
-        self, place: ModuleType, flat: Array, layout: Layout, wide: np.dtype[np.generic]
-    ) -> tuple[Bytes, Bytes, float] | str:
+    def _quantized(self, flat: Array, layout: Layout, wide: np.dtype[np.generic]) -> tuple[Bytes, Bytes, float] | str:
         """Quantise.
 
         Returns:
             The codes with room behind them for what follows in the payload, that, and the largest error; or why
             there are none.
         """
-        low, high = place.range_of(flat, layout, wide)
+        low, high = range_of(flat, layout, wide)
         scales, reason = scales_of(low, high, self.levels, wide)
         if scales is None:
             return reason
         numbers = as_bytes(np.concatenate([scales.low, scales.step]).astype(wide.newbyteorder("<")))
         codes_bytes = flat.size * self.code_dtype.itemsize
         payload = np.empty(codes_bytes + len(numbers) + 1, np.uint8)
-        worst = place.codes_of(flat, layout, scales, wide, payload[:codes_bytes].view(self.code_dtype))
+        worst = codes_of(flat, layout, scales, wide, payload[:codes_bytes].view(self.code_dtype))
         if not within_half_a_step(worst, scales, np.maximum(np.abs(low), np.abs(high)), flat.dtype):
             return "the error exceeds half a step: its range is too narrow for its magnitude"
         return payload, numbers, float(worst.max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensorvine.store import Gzip, Quantize, Shuffle, Zstd
 from tensorvine.store.arrays import Array, dtype_of
-from tensorvine.store.codecs import codes, codes_cupy, kernels, quantize
+from tensorvine.store.codecs import codes, kernels, quantize
 from tensorvine.store.codecs.bits import pack_bits, packed_bytes, unpack_bits
 from tensorvine.store.codecs.codec import decode
-from tensorvine.store.codecs.groups import TILE, Layout
+from tensorvine.store.codecs.groups import TILE
 from tensorvine.store.codecs.kernels import FAST_GROUP, SLICE
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -314,36 +313,3 @@ def test_importing_the_store_loads_no_optional_package() -> None:
     optional = "{'numba', 'zstandard', 'cupy'}"
     code = f"import sys, tensorvine.store; sys.exit(bool({optional} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-# ---- CuPy -----------------------------------------------------------------------------------------------
-
-
-class _OnHost(np.ndarray):
-    """A NumPy array with the one method of CuPy's that brings it to the host."""
-
-    def get(self) -> np.ndarray:
-        return np.asarray(self)
-
-
-@pytest.mark.parametrize("per", PER)
-def test_groups_of_a_gpu_tensor_are_those_of_the_host(per: str | int) -> None:
-    array = weights(41, 13).reshape(-1)
-    layout = Layout.of(array.size, (41, 13), per)
-    ours = codes.range_of(array, layout, np.dtype("float32"))
-    theirs = codes_cupy.range_of(array.view(_OnHost), layout, np.dtype("float32"))
-    np.testing.assert_array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("dtype", codes_cupy.DTYPES)
-def test_a_gpu_makes_the_bits_that_the_host_makes(dtype: str) -> None:
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    if not cupy.is_available():
-        pytest.skip("no GPU is here")
-    array = weights(300, 271, dtype=dtype)
-    for bits, per in itertools.product((4, 8, 16), ("tensor", "channel", 64)):
-        ours, theirs = Quantize(bits, per).encode(cupy.asarray(array)), Quantize(bits, per).encode(array)
-        assert (ours.codec, ours.error, ours.shape) == (theirs.codec, theirs.error, theirs.shape)
-        assert ours.data.tobytes() == theirs.data.tobytes()
-    array[5] = np.nan
-    assert Quantize().encode(cupy.asarray(array)).codec == ""
