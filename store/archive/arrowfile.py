@@ -23,8 +23,8 @@ import pyarrow as pa
 from pyarrow import compute, types
 
 from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
-from ..bounds import arrow
 from ..bounds.allowance import allowed
+from ..bounds.inflate import decompressed_bytes
 from ..errors import CorruptDataError, TensorMismatchError
 from ..versions.manifest import digest_of
 from .directory import Fill
@@ -94,7 +94,12 @@ def filler(arrays: Mapping[str, Array], layers: Mapping[str, str], facts: Mappin
 def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and facts of a file's content."""
     try:
-        _check_stated(path, content)
+        nbytes = decompressed_bytes(pa.BufferReader(content), str(path))
+        if nbytes > (most := allowed(len(content)) // 2):  # there may be a copy, to align it
+            raise CorruptDataError(
+                f"{path}: expected at most {most} uncompressed bytes in a compressed file of {len(content)} bytes; "
+                f"found {nbytes}: write it without compression"
+            )
         whole: Any = pa.ipc.open_file(pa.BufferReader(content)).schema
         if METADATA_KEY in (whole.metadata or {}) and "codec" in whole.names:
             raise CorruptDataError(
@@ -110,17 +115,6 @@ def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, st
         if isinstance(exc, CorruptDataError):
             raise
         raise CorruptDataError(f"{path}: expected a whole Arrow file of tensors; found {exc}") from exc
-
-
-def _check_stated(path: object, content: bytes) -> None:
-    """Refuse what would take too much memory when it is decompressed: there may be a copy of it to align it."""
-    stated = arrow.stated(pa.BufferReader(content), str(path))
-    most = allowed(len(content)) // 2
-    if stated.compressed and stated.nbytes > most:
-        raise CorruptDataError(
-            f"{path}: expected at most {most} uncompressed bytes in a compressed file of {len(content)} bytes; found "
-            f"{stated.nbytes}: write it without compression"
-        )
 
 
 def _columns(path: object, content: bytes, whole: Any) -> dict[str, Any]:

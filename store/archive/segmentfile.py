@@ -24,8 +24,9 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import xxhash
 
 from ..arrays import nbytes_of
-from ..bounds import arrow, jsontext
+from ..bounds import jsontext
 from ..bounds.allowance import allowed
+from ..bounds.inflate import decompressed_bytes
 from ..codecs.blocks import Encoded
 from ..errors import CorruptDataError, StorageError
 from ..segments.segment import SEGMENT_SLOTS, SegmentId, layout
@@ -288,7 +289,7 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
     """
     options: Any = pa.ipc.IpcReadOptions(included_fields=list(range(columns)))
     try:
-        stated = arrow.stated(opened, where)
+        compressed = decompressed_bytes(opened, where)
         reader: Any = pa.ipc.open_file(opened, options=options)
         metadata: dict[bytes, bytes] = reader.schema.metadata or {}
         found = jsontext.parsed(metadata.get(METADATA_KEY, b"{}"), where)
@@ -297,8 +298,9 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
         header = cast("dict[str, Any]", found)
         if header.get("format") != FORMAT:
             raise CorruptDataError(f"{where}: expected format {FORMAT}; found {header.get('format')!r}")
-        if (stated.batches, stated.dictionaries, stated.compressed) != (1, 0, False):
-            raise CorruptDataError(f"{where}: expected a whole Arrow file of one batch, not compressed; found {stated}")
+        if compressed or reader.num_record_batches != 1:
+            found = f"{reader.num_record_batches} batches, {compressed} bytes of them compressed"
+            raise CorruptDataError(f"{where}: expected a whole Arrow file of one batch, not compressed; found {found}")
         if (reader.schema.names, reader.schema.types) != (schema.names[:columns], schema.types[:columns]):
             raise CorruptDataError(f"{where}: expected the columns of a {kind}; found {reader.schema.names}")
         batch = reader.get_batch(0)

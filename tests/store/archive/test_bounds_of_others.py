@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
+import zstandard
 from tensorvine.store.archive.interchange import read
 from tensorvine.store.bounds.allowance import allowed
 from tensorvine.store.errors import CorruptDataError, TensorMismatchError
@@ -48,6 +50,36 @@ class TestArrow:
         size = write_arrow(tmp_path / "m.arrow", table_of(1, data=data), compression)
         assert size < 1 << 20
         check_refused(lambda: read(tmp_path / "m.arrow"), size, r"m\.arrow: expected at most .* without compression")
+
+    def test_a_compressed_batch_of_an_old_version_is_not_decompressed_beyond_what_the_file_allows(
+        self, tmp_path: Path
+    ) -> None:
+        """Before Arrow 1.0, the metadata of a message said that its buffers are compressed."""
+        packed = (1 << 30).to_bytes(8, "little") + zstandard.ZstdCompressor().compress(bytes(1 << 30))
+        padding = 8 + -len(packed) % 8
+        packed += struct.pack("<II", 0x184D2A50, padding - 8) + bytes(padding - 8)  # a frame that is skipped
+        table = table_of(len(packed) // 8, nbytes=pa.array(np.frombuffer(packed, np.int64)))
+        options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+        with pa.ipc.new_file(str(tmp_path / "m.arrow"), table.schema, options=options) as writer:
+            writer.write_batch(table.to_batches()[0], custom_metadata={"ARROW:experimental_compression": "zstd"})
+        size = (tmp_path / "m.arrow").stat().st_size
+        assert size < 1 << 20
+        check_refused(lambda: read(tmp_path / "m.arrow"), size, r"m\.arrow: expected at most .* without compression")
+
+    def test_batches_that_share_bytes_are_refused(self, tmp_path: Path) -> None:
+        path, small = tmp_path / "m.arrow", table_of(1).to_batches()[0]
+        with pa.ipc.new_file(str(path), small.schema) as writer:
+            writer.write_table(table_of(1, name=["x" * 100_000]))
+            for _ in range(100):
+                writer.write_batch(small)
+        content = bytearray(path.read_bytes())
+        first = 16 + int.from_bytes(content[12:16], "little")  # behind the schema
+        block = content.rindex(first.to_bytes(8, "little"))  # in the footer, which has 24 bytes for each batch
+        content[block : block + 24 * 101] = content[block : block + 24] * 101
+        path.write_bytes(content)
+        check_refused(
+            lambda: read(path), len(content), r"m\.arrow: expected a whole Arrow file; found batches that share"
+        )
 
     def test_a_column_that_was_added_is_not_read(self, tmp_path: Path) -> None:
         size = write_arrow(tmp_path / "m.arrow", table_of(3, more=pa.array([bytes(1 << 20)] * 3)))
