@@ -25,18 +25,12 @@ FILES = [f"clusters/{folder}" for folder in ("batch", "dask", "kuberay", "ray_up
 
 def test_actors_holds_rooms_only() -> None:
     entries = [path for path in (ROOT / "actors").iterdir() if path.name not in ("__pycache__", "py.typed")]
-    assert len(entries) <= 14
     assert {path.name for path in entries if not (path / "__init__.py").exists()} == {"__init__.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_room_says_what_it_is_for(package: str) -> None:
     assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
-
-
-def test_files_can_be_read_in_one_sitting() -> None:
-    lengths = [len(path.read_text().splitlines()) for path in SOURCES]
-    assert max(lengths) <= 600
 
 
 def test_few_functions_take_or_give_any() -> None:
