@@ -59,7 +59,7 @@ _ALL = "tensorflow,torch,search"
 
 
 def _ray_up(file: str, **blanks: Blank) -> Kind:
-    shared = {"wheel": _MOUNTED, "extras": Blank({f"{_ALL},serve": "{value}"}, _EXTRAS, needed=False), "codec": _CODEC}
+    shared = {"wheel": _MOUNTED, "extras": Blank({_ALL: "{value}"}, _EXTRAS, needed=False), "codec": _CODEC}
     return Kind((f"ray_up/{file}",), {**blanks, **shared}, ("batch/install.sh",))
 
 
@@ -105,7 +105,7 @@ KINDS: Mapping[str, Kind] = {
     "ray-up-gcp": _ray_up("gcp.yaml", bucket=_BUCKET, project=Blank({"YOUR-PROJECT": "{value}"}), ssh_user=_USER),
     "slurm": _batch("slurm.sh", "#SBATCH --nodes"),
     "pbs": _batch("pbs.sh", "#PBS -l select"),
-    "kuberay": _images(("kuberay/raycluster.yaml", "kuberay/Dockerfile"), "ray2.60.0", f"{_ALL},serve"),
+    "kuberay": _images(("kuberay/raycluster.yaml", "kuberay/Dockerfile"), "ray2.60.0", _ALL),
     "dask-kubernetes": _images(("dask/daskcluster.yaml", "dask/Dockerfile"), "dask2026.8.0", "tensorflow,torch"),
 }
 

@@ -15,8 +15,24 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PYPROJECT["project"]
 LOCKS = {"test": "requirements.lock", "examples": "requirements-examples.lock", None: "requirements-audit.lock"}
+EXTRAS = {"test": ("all", "torch"), "examples": ("ray", "redis", "tensorflow", "torch", "viz")}
+"""Group -> the extras that its lock contains, too."""
+NAMES = {"ray", "dask", "torch", "tensorflow", "gpu", "redis", "search", "viz", "files"}
+BEFORE = {
+    "serve": {"ray"},
+    "train": {"ray"},
+    "deephyper": {"search"},
+    "pictures": {"viz"},
+    "codecs": {"files"},
+    "interchange": {"files"},
+    "examples": {"ray", "redis", "tensorflow", "torch", "viz"},
+    "examples-dask": {"dask", "redis", "tensorflow", "torch", "viz"},
+    "benchmarks": {"dask", "files", "ray", "redis", "tensorflow", "torch", "viz"},
+}
+"""Extra of 0.1.0 -> the extras that it installs until 0.2.0."""
 NOT_LOCKED = {"torch"}
 """And what only it needs: said in the head of each lock."""
 PIN = re.compile(r"([a-z0-9][a-z0-9._-]*)==(\S+)")
@@ -37,22 +53,18 @@ def versions(lock: str) -> dict[str, str]:
     return dict(pin.split("==") for pin in pins(lock))
 
 
-def needs(extra: str) -> list[Requirement]:
-    """Return what the project and an extra ask for, extras of the project itself followed."""
-    found: list[Requirement] = [Requirement(text) for text in PROJECT["dependencies"]]
-    open_ = [extra]
-    seen: set[str] = set()
+def needs(*extras: str, group: str | None = None) -> set[Requirement]:
+    """Return what the project asks for with extras and a dependency group, those that they include followed."""
+    found = {Requirement(text) for text in PROJECT["dependencies"]}
+    open_: list[Any] = [f"{PROJECT['name']}[{','.join(extras)}]"] + ([{"include-group": group}] if group else [])
     while open_:
-        name = open_.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for text in PROJECT["optional-dependencies"][name]:
-            asked = Requirement(text)
-            if asked.name == PROJECT["name"]:
-                open_ += asked.extras
-            else:
-                found.append(asked)
+        each = open_.pop()
+        if isinstance(each, dict):
+            open_ += PYPROJECT["dependency-groups"][each["include-group"]]
+        elif (asked := Requirement(each)).name == PROJECT["name"]:
+            open_ += [text for name in asked.extras for text in PROJECT["optional-dependencies"][name]]
+        else:
+            found.add(asked)
     return found
 
 
@@ -67,10 +79,10 @@ def test_each_package_is_pinned_and_has_hashes(lock: str) -> None:
     assert not [pin for pin in found if re.match("torch==|triton==|nvidia-|cuda-", pin)]
 
 
-@pytest.mark.parametrize("extra", ["test", "examples"])
-def test_the_lock_is_within_the_ranges(extra: str) -> None:
-    locked = versions(LOCKS[extra])
-    for asked in needs(extra):
+@pytest.mark.parametrize("group", ["test", "examples"])
+def test_the_lock_is_within_the_ranges(group: str) -> None:
+    locked = versions(LOCKS[group])
+    for asked in needs(*EXTRAS[group], group=group):
         name = canonicalize_name(asked.name)
         if name not in NOT_LOCKED:
             assert asked.specifier.contains(locked[name]), f"{asked}: the lock has {locked.get(name)}"
@@ -79,6 +91,18 @@ def test_the_lock_is_within_the_ranges(extra: str) -> None:
 def test_torch_is_within_its_range() -> None:
     (found,) = re.findall(r"\btorch==(\S+)", (ROOT / "scripts/_venv").read_text())
     assert all(asked.specifier.contains(found) for asked in needs("torch") if asked.name == "torch")
+
+
+def test_there_are_nine_extras_and_those_of_before() -> None:
+    assert PROJECT["optional-dependencies"].keys() == {*NAMES, "all", *BEFORE}
+    for name, extras in BEFORE.items():
+        assert needs(name) >= needs(*extras), name
+
+
+def test_all_installs_everything_without_cuda() -> None:
+    cuda = {asked.name for asked in needs("gpu", "torch") - needs()}
+    assert cuda == {"cupy-cuda12x", "torch"}
+    assert needs("all") == {asked for asked in needs(*NAMES) if asked.name not in cuda}
 
 
 def test_the_demo_has_the_versions_that_were_tested() -> None:

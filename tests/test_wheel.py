@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from tensorvine.store.lazy import to_install
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("store", "planner", "actors", "clusters")
+PYTHONS = ("3.11", "3.12", "3.13")
 PAGES = ("howto/edge", "howto/operating", "howto/slurm_pbs", "tutorials/finetuning")
 """Those whose other packages have types."""
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -33,7 +35,7 @@ with Repository.start() as repo:
 
 ON_RAY = """
 import numpy as np
-import tensorvine.store
+import tensorvine.actors, tensorvine.clusters, tensorvine.planner, tensorvine.store
 from tensorvine import Repository
 
 with Repository.start() as repo:
@@ -82,21 +84,30 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.fixture(scope="module")
-def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=PYTHONS)
+def alone(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that has the wheel with Ray, what that depends on, and nothing else."""
-    return installed(wheel, "ray", tmp_path_factory.mktemp("alone"))
+    return installed(request.param, wheel, "ray", tmp_path_factory.mktemp("alone"))
 
 
-@pytest.fixture(scope="module")
-def with_dask(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=PYTHONS)
+def with_dask(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that has the wheel with Dask."""
-    return installed(wheel, "dask", tmp_path_factory.mktemp("with-dask"))
+    return installed(request.param, wheel, "dask", tmp_path_factory.mktemp("with-dask"))
 
 
-def installed(wheel: Path, extra: str, folder: Path) -> Path:
+def interpreter(version: str) -> str:
+    """Return a Python of this version, from the PATH or from pyenv, whose programs on the PATH may not run."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for found in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python{version}")):
+        if found and not subprocess.run([found, "-c", ""], capture_output=True, check=False, timeout=60).returncode:
+            return str(found)
+    pytest.skip(f"this machine has no Python {version}")
+
+
+def installed(version: str, wheel: Path, extra: str, folder: Path) -> Path:
     """Make an environment."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    subprocess.run([interpreter(version), "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     constraints = str(wheel.parent / "constraints.txt")
     what = f"{wheel}[{extra}]"
     arguments = ["--no-compile", "--retries", "1", "--timeout", "15", "--constraint", constraints, what]

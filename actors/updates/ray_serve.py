@@ -2,7 +2,7 @@
 
 Rules
 - A replica follows the repository by itself, so an update is no `reconfigure`: requests go on (ray#54509).
-- `ray[serve]` is an extra; this file alone imports it, when an application is made.
+- Ray Serve comes with the extra `ray`; this file alone imports it, when an application is made.
 """
 
 from __future__ import annotations

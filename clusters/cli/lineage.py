@@ -35,7 +35,7 @@ def lineage(
     each descendant, the command shows how many of the descendant's tensors were written by the version.
 
     Retired ancestors are included. Their quality is shown if it is still stored in memory or on disk. --picture
-    requires the extra `pictures`.
+    requires the extra `viz`.
     """
     from ..lineage.picture import check_picture, draw_lineage
     from ..lineage.tree import lineage_tree

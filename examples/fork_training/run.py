@@ -9,7 +9,7 @@ What it shows
 3. Each direction is saved in a repository, as a child of the version that the original had saved before the fork.
 4. What the fork cost, a table of the directions, and a picture of their losses and of their progress.
 
-How to run it, after `pip install '.[examples]'`
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
     python examples/fork_training/run.py --quick         2 directions, under a minute
     python examples/fork_training/run.py --out DIR       6 directions that go further, the picture in DIR
 """

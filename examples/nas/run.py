@@ -8,7 +8,7 @@ What it shows
    paper); the repository. A table and a picture compare quality over time, time and space.
 3. What dies: a worker costs its candidate, which is evaluated again; a controller costs nothing: `--resume` goes on.
 
-How to run it, after `pip install '.[examples,interchange]'`, or `'.[examples-dask,interchange]'` for Dask
+How to run it, after `pip install --group examples '.[ray,files,redis,tensorflow,torch,viz]'`, for Dask with `dask`
     python examples/nas/run.py --quick                        24 candidates per mode by one worker, under a minute
     python examples/nas/run.py --out DIR                      1000 candidates per mode, the picture in DIR
     python examples/nas/run.py --mode repository --resume     go on with a search that was stopped
@@ -90,7 +90,7 @@ def main(
     search: Annotated[
         str,
         typer.Option(
-            help="evolution, or deephyper: DeepHyper's regularised evolution, which needs Ray and the extra deephyper, "
+            help="evolution, or deephyper: DeepHyper's regularised evolution, which needs Ray and the extra search, "
             "here and on all nodes; in mode repository, and it cannot be resumed"
         ),
     ] = "evolution",
@@ -159,7 +159,7 @@ def check_deephyper(mode: str | None, resume: bool, elastic: bool) -> None:
     """
     if find_spec("deephyper") is None:
         raise typer.BadParameter(
-            f"expected DeepHyper to be installed; found none: {to_install('deephyper')}", param_hint="--search"
+            f"expected DeepHyper to be installed; found none: {to_install('search')}", param_hint="--search"
         )
     for wrong, hint, found in (
         (mode not in (None, "repository"), "--mode", f"expected repository with --search deephyper; found {mode!r}"),

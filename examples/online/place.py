@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from tensorvine.store.lazy import to_install
 
 from .starting import sigterm_kept
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 RAY, DASK = "ray", "dask"
-PACKAGES = {RAY: ("ray", "examples"), DASK: ("distributed", "examples-dask")}
-"""Engine -> the package that it needs, and the extra that brings it with what else the examples need."""
+PACKAGES = {RAY: "ray", DASK: "distributed"}
+"""Engine -> the package that its extra installs."""
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Where Ray tells a job's program what the job was submitted with."""
 Address = Annotated[
@@ -98,11 +99,9 @@ class Place:
         wrong, hint = (scheduler, "--scheduler") if engine == RAY else (address, "--address")
         if wrong is not None:
             raise typer.BadParameter(f"expected none with --engine {engine}; found {wrong!r}", param_hint=hint)
-        package, extra = PACKAGES[engine]
-        if find_spec(package) is None:
+        if find_spec(PACKAGES[engine]) is None:
             raise typer.BadParameter(
-                f"{engine}: expected {package} to be installed; found none: pip install 'tensorvine[{extra}]'",
-                param_hint="--engine",
+                f"expected {PACKAGES[engine]} to be installed; it is not: {to_install(engine)}", param_hint="--engine"
             )
         return cls(example, address if engine == RAY else scheduler or _configured(), named, engine=engine)
 

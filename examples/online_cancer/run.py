@@ -10,7 +10,7 @@ What it shows
 4. A table of updates, stalls, latency and the cumulative inference loss of both schedules; a picture of the loss and
    its fits, of how far the consumers are behind, and of what their answers lost.
 
-How to run it, after `pip install '.[examples]'`
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
     python examples/online_cancer/run.py --quick         12 epochs and one consumer, under a minute
     python examples/online_cancer/run.py --out DIR       120 epochs that learn slower, the picture in DIR
 

@@ -11,7 +11,7 @@ What it shows
 4. A table of updates, stalls, latency and the cumulative inference loss of both schedules; a picture of the loss and
    its fits, of how far the consumers are behind, and of reconstructions.
 
-How to run it, after `pip install '.[examples]'`
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
     python examples/online_ptychography/run.py --quick         PtychoNN of width 8, under a minute
     python examples/online_ptychography/run.py --out DIR       width 16 and more scans, minutes, the picture in DIR
 

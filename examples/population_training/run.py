@@ -9,7 +9,7 @@ What it shows
    writes a checkpoint, and the member to be replaced reads it.
 3. A table of what the exploits of both cost, and a picture of learning rates and accuracy.
 
-How to run it, after `pip install '.[examples]'`
+How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
     python examples/population_training/run.py --quick         under a minute
     python examples/population_training/run.py --out DIR       a larger network and more steps, the picture in DIR
 """

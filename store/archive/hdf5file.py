@@ -101,7 +101,7 @@ def _tensor(where: str, row: _Row, memory: memoryview) -> Array:
 
 def _read(mode: str, path: object, file: IO[bytes]) -> tuple[_Described, memoryview]:
     """Have another process read a file; return its description and its result."""
-    optional("h5py", path, "interchange")
+    optional("h5py", path, "files")
     size = os.fstat(file.fileno()).st_size
     seconds = _CPU_S + size // _LEAST_RATE
     result = os.memfd_create("tensorvine-hdf5", os.MFD_CLOEXEC)

@@ -18,6 +18,7 @@ from ..arrays import Array, as_bytes, dtype_name, from_bytes, read_only
 from ..bounds import jsontext
 from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, TensorMismatchError
+from ..lazy import optional
 from .directory import Fill, Sink
 
 _DTYPES = {
@@ -80,12 +81,18 @@ def filler(path: object, arrays: Mapping[str, Array], facts: Mapping[str, str]) 
 
 
 def parsed(path: object, content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the tensors and facts of a file's content."""
-    import safetensors
+    """Return the tensors and facts of a file's content.
+
+    Raises:
+        CorruptDataError: if the file is truncated or damaged.
+        TensorMismatchError: if a tensor has a dtype that NumPy does not support.
+        CodecUnavailableError: if the package safetensors is not installed.
+    """
+    safetensors = optional("safetensors", path, "files")
 
     header = _header(path, content)
     try:
-        found: list[tuple[str, dict[str, Any]]] = cast(Any, safetensors).deserialize(content)
+        found: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(content)
     except (safetensors.SafetensorError, MemoryError, OverflowError, ValueError) as exc:
         raise CorruptDataError(f"{path}: expected a whole safetensors file; found {exc}") from exc
     names = {theirs: ours for ours, theirs in _DTYPES.items()}

@@ -90,4 +90,4 @@ def test_without_deephyper_the_command_says_how_to_install_it(monkeypatch: pytes
     monkeypatch.setattr(command_line, "find_spec", lambda name: None)
     told = CliRunner().invoke(command_line.app, ["--search", "deephyper"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
-    assert "pip install '.[deephyper]'" in " ".join(told.output.replace("│", " ").split())
+    assert "pip install '.[search]'" in " ".join(told.output.replace("│", " ").split())

@@ -95,6 +95,7 @@ LONG: Mapping[str, str] = {
     r"tests/soak/test_soak.py::test_a_short_round": "the simulation",
     r"tests/test_warm_workers.py::test_workers_that_are_forked.*\[(deephyper|ray.tune)": "ray.util.collective",
     r"tests/test_wheel.py::TestAlone::test_a_repository_runs_on_dask": "the same with Ray",
+    r"tests/test_wheel.py::TestAlone::.*\[3.1[23]": "the same on Python 3.11",
 }
 """The file, and a regular expression of how the rest of a test's id begins -> what of it `scripts/test` runs."""
 
