@@ -93,7 +93,7 @@ class TestFilled:
         assert mounts[f"~/tensorvine/{wheel.name}"] == str(wheel)
         assert mounts["~/tensorvine/constraints.txt"] == str(wheel.parent / "constraints.txt")
         assert mounts["~/tensorvine/install.sh"] == str(tmp_path / "install.sh")
-        assert any(f"/{wheel.name} torch)" in line for line in config["setup_commands"])
+        assert any(f"/{wheel.name} ray,torch)" in line for line in config["setup_commands"])
         assert "--codec 'zstd(5)'" in config["head_start_ray_commands"][-1]
 
     def test_hosts_are_those_of_the_flags(self, tmp_path: Path) -> None:
