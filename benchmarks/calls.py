@@ -1,150 +1,111 @@
-"""Short calls, within a node and between two raylets: by our sockets, and by the actor's Ray handle.
+"""Short calls within a node and between two nodes, by socket and by a Ray handle.
 
 Rules
-- The call changes nothing and answers a few bytes (`tag` of the shard); both ways reach the same method. The floor is
-  one byte there and back between two processes: over a Unix socket, or over TCP.
-- Calls that follow one another find warm caches; those after a pause of 0.2 s, as a search or a training makes them, do
-  not. What is timed is the call, not the pause.
-- The small save and the look-up are what a user calls. They have no peer here: `growth` and `save_load` show them
-  beside others.
+- The call changes nothing and returns a few bytes (`tag` of the shard); both ways reach the same method. The floor is
+  one byte there and back between two processes, over a Unix socket or over TCP.
+- Calls that follow one another find warm caches. Calls after a pause of 0.2 s, as of a search or a training, do not.
+  The pause is not timed.
+- The small save is a user's call. It has no peer here: `growth` and `save_load` compare saves with others.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.calls import ShardCalls
 
-from .measure import GIB, Action, Effort, Goal, Report, Row, Sample, alternate, progress
-from .raylets import two_raylets
-from .session import NAME, Names, repository
+from .core.clusters import NAME, Names, raylets, repository
+from .core.fleet import Program
+from .core.measure import GIB, Action, alternate, progress, sample
+from .core.report import Goal, Report
 
-if TYPE_CHECKING:
-    from tensorvine.actors import Repository
-
-CALL, PEER, INFO, SAVE = "call", "by a Ray handle", "info", "save"
-"""What is timed beside a floor."""
+CALL, PEER, SAVE, FLOOR = "call", "by a Ray handle", "save", "floor"
 NEAR, AWAY = "one byte there and back, Unix socket", "one byte there and back, TCP"
 """The floors."""
-BETWEEN = "between nodes: "
-"""Begins such a case."""
-PAUSE_S = 0.2
-ROUNDS = {Effort.QUICK: (200, 10), Effort.NORMAL: (3000, 100), Effort.FULL: (10_000, 400)}
-"""One after the other, after a pause."""
-TIMEOUT_S = 30.0
+PAUSE_S, TIMEOUT_S = 0.2, 30.0
+FOLLOWING, PAUSED = "one after the other", f"after {PAUSE_S} s"
 
 
-def run(effort: Effort) -> Report:
+def run(report: Report) -> None:
     """Measure calls of one client to one shard, of its node and of another."""
-    report = Report("calls")
-    within_a_node(report, effort)
-    between_nodes(report, effort)
-    return report
+    rounds = report.pick(quick=(20, 2), normal=(3000, 100))
+    for measure, floor, where in ((within, NEAR, ""), (between, AWAY, "between nodes: ")):
+        with Program(measure, *rounds) as program:
+            for what in (FOLLOWING, PAUSED):
+                progress(f"{where}calls {what}")
+                found = {name: sample(times) for name, times in program.ask().items()}
+                goal = Goal("times faster than by a Ray handle", found[PEER].median / found[CALL].median, at_least=3.0)
+                report.add(
+                    f"{where}a call {what}",
+                    found[CALL],
+                    peer=(PEER, found[PEER]),
+                    floor=(floor, found[FLOOR]),
+                    goals=[goal],
+                    headline=what == PAUSED and not where,
+                )
+                report.add(f"{where}save of 1 KiB {what}", found[SAVE], 1024, floor=(floor, found[FLOOR]))
 
 
-def within_a_node(report: Report, effort: Effort) -> None:
-    """Measure calls to the shard of this node."""
+def within(*rounds: int) -> Iterator[dict[str, Any]]:
+    """Measure calls to the shard of this node, one after the other and then after pauses."""
     with repository(shards=1, preallocate_bytes=0) as repo, echo(socket.socketpair()) as floor:
-        measure(report, repo, 0, effort, floor, NEAR)
+        yield from _times(repo, 0, floor, rounds)
 
 
-def between_nodes(report: Report, effort: Effort) -> None:
+def between(*rounds: int) -> Iterator[dict[str, Any]]:
     """Measure calls to the shard of another raylet."""
     from tensorvine.actors import Repository
 
     with (
-        two_raylets(GIB // 4) as (_, other),
+        raylets(2, GIB // 4) as (_, other),
         Repository.start(NAME, shards=2, preallocate_bytes=0) as repo,
         echo(connected()) as floor,
     ):
         session = repo._session
         shard = next(shard for shard in session.shards if session.connection(shard).hello.node == other)
-        measure(report, repo, shard, effort, floor, AWAY, BETWEEN)
+        yield from _times(repo, shard, floor, rounds)
 
 
-def measure(
-    report: Report,
-    repo: Repository,
-    shard: int,
-    effort: Effort,
-    floor: Callable[[], None],
-    named: str,
-    where: str = "",
-) -> None:
-    """Measure calls to a shard.
+def _times(repo: Any, shard: int, floor: Callable[[], None], rounds: Sequence[int]) -> Iterator[dict[str, Any]]:
+    session = repo._session
+    session.connect_all()
+    handle: Any = session.engine.find(actor_name(repo.name, shard))
+    actions: dict[str, Action] = {
+        CALL: lambda: session.call(shard, ShardCalls.tag()),
+        PEER: lambda: ray.get(handle.tag.remote(), timeout=TIMEOUT_S),
+        FLOOR: floor,
+        SAVE: small_saves(repo, shard),
+    }
+    for pause_s, count in zip((0.0, PAUSE_S), rounds, strict=True):
+        found = alternate(actions, rounds=count, warmup=0 if pause_s else 10, pause_s=pause_s)
+        yield {name: each.times for name, each in found.items()}
 
-    Args:
-        report: gets the rows.
-        repo: the client.
-        shard: answers, and is home to what is saved.
-        effort: how often.
-        floor: one byte there and back.
-        named: what the floor is called.
-        where: begins the cases.
-    """
-    names, tensors, session = Names("call"), {"t": np.ones(128)}, repo._session
+
+def small_saves(repo: Any, shard: int) -> Action:
+    """Return a save of 1 KiB to a shard."""
+    names, tensors = Names("call"), {"t": np.ones(128)}
 
     def fresh() -> str:
-        while session.home(name := names.fresh()) != shard:
+        while repo._session.home(name := names.fresh()) != shard:
             pass
         return name
 
-    kept = repo.save(fresh(), tensors).ref
-    session.connect_all()
-    handle: Any = session.engine.find(actor_name(repo.name, shard))
-    calls: dict[str, Callable[[], Any]] = {
-        CALL: lambda: session.call(shard, ShardCalls.tag()),
-        PEER: lambda: ray.get(handle.tag.remote(), timeout=TIMEOUT_S),
-        named: floor,
-        INFO: lambda: repo.info(kept),
-    }
-    for what, pause_s, rounds in zip(
-        ("one after the other", f"after {PAUSE_S} s"), (0.0, PAUSE_S), ROUNDS[effort], strict=True
-    ):
-        progress(f"{where}calls {what}")
-        actions = {name: Action(call) for name, call in calls.items()}
-        actions[SAVE] = Action(lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref))
-        samples = alternate(actions, rounds=rounds, warmup=10) if not pause_s else _paused(actions, rounds)
-        for row in rows(where, what, samples, named):
-            report.add(row, headline=row.case == f"a call {what}" and bool(pause_s))
-
-
-def rows(where: str, what: str, samples: dict[str, Sample], named: str) -> Iterator[Row]:
-    """Return the rows of one pace."""
-    floor_s = samples[named].median
-    goal = Goal("times faster than by a Ray handle", samples[PEER].median / samples[CALL].median, at_least=3.0)
-    yield Row(f"{where}a call {what}", samples[CALL], 0, PEER, samples[PEER], named, floor_s, (goal,))
-    yield Row(f"{where}info of a version {what}", samples[INFO], 0, limit=named, limit_s=floor_s)
-    yield Row(f"{where}save of 1 KiB {what}", samples[SAVE], 1024, limit=named, limit_s=floor_s)
-
-
-def _paused(actions: dict[str, Action], rounds: int) -> dict[str, Sample]:
-    """Time actions in turn, each after a pause."""
-    found: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(rounds):
-        for name, action in actions.items():
-            time.sleep(PAUSE_S)
-            began = time.perf_counter()
-            result = action.run()
-            found[name].append(time.perf_counter() - began)
-            action.after(result)
-    return {name: Sample(tuple(times)) for name, times in found.items()}
+    return lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref)
 
 
 @contextmanager
 def echo(ends: tuple[socket.socket, socket.socket]) -> Iterator[Callable[[], None]]:
-    """Start a process that sends back each byte; gives who sends one and waits for it.
+    """Start a process that sends back each byte; yield a function that sends one and waits for it.
 
     Args:
-        ends: of a connection, which are closed in the end.
+        ends: Both ends of a connection; they are closed at the end.
     """
     ours, theirs = ends
     process = multiprocessing.get_context("spawn").Process(target=_send_back, args=(theirs,), daemon=True)
@@ -165,7 +126,7 @@ def echo(ends: tuple[socket.socket, socket.socket]) -> Iterator[Callable[[], Non
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection of TCP within this machine."""
+    """Return both ends of a TCP connection within this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname(), TIMEOUT_S)
         theirs, _ = listener.accept()

@@ -1,364 +1,491 @@
-"""Checkpoints of a training that goes on: Check-QZP's variants, Keras, `torch.save` and ours.
+"""Checkpoints of a training that goes on, compared with `torch.save`, Keras, Check-Q and Check-QZP.
 
-A network that was trained before is trained on, and everybody writes its weights and its optimizer's state.
+A network that was trained before is trained on, and each party writes its weights and its optimizer's state.
+
+S. Lee et al., *Check-QZP: A lightweight checkpoint mechanism for deep learning frameworks* (2024), section 3 and
+Algorithm 1: Q quantises each tensor to 8 bits between its minimum and maximum, Z compresses with gzip, P leaves the
+work to a child process. Where the paper leaves it open, the choice is the faster one: gzip's level 6 instead of 9, a
+copy in shared memory that is kept, a child that needs NumPy only.
 
 Rules
-- The stall is what the training waits for in a checkpoint, the wait for the one before included; the total is from
-  its beginning until all is synced. Peers sync one file, ours also what makes the version found again.
-- A run is a few checkpoints with a while of training after each. Everybody has a run in turn, each round starting
-  one place further along; one run of the round has no checkpoint. The training's speed is the run's time over its
-  steps, stalls included.
-- The same under a load of random readers and writers in the same file system (`file_load`).
-- Of ours, the process that trains sees only the copying; encoding and writing happen in a shard, at low priority,
-  so their parts are not told apart here. `python -m benchmarks codec` measures the codecs alone.
+- The stall is the time for which the training waits in a checkpoint, including the wait for the one before. The total
+  ends when all is synced: one file of the peers, and TensorVine's manifest, too.
+- P copies the tensors first and only then starts its child, by spawn; none is dropped and none overtakes another.
+- A run is a few checkpoints with a while of training after each. All parties have a run in turn.
+- The same on a busy disk: fio, random reads and writes of 4 KiB in one file of the same file system (the paper: 64 jobs
+  on 20 hardware threads, 1 GiB). Without fio it is left out, with a note.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
 import re
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
+import psutil
 
-from .file_load import FileLoad, file_load
-from .measure import (
+from .core.measure import (
     GIB,
     MIB,
     ONE_COPY,
-    Effort,
-    Goal,
-    Report,
-    Row,
-    Sample,
+    Tensors,
     alternate,
     buffers_like,
-    copy_action,
-    progress,
-    seconds,
+    copying,
+    in_turn,
+    sample,
+    timed,
     total_bytes,
     wait_until,
 )
-from .qzp import TIMEOUT_S, State, Timing, Variant, bytes_with_one_scale, variants
-from .trained import recipe_of, resumed, trained_weights
-from .training import Task, Training
+from .core.peers import KerasWeights
+from .core.report import Effort, Goal, Report
 
-if TYPE_CHECKING:
-    from tensorvine.actors import PendingSave, Repository, Saved
-
-BASELINE = "torch.save"
+BASELINE, QUANTISED = "torch.save", "ours, Quantize(8) | Zstd"
 STALL_GOAL = 90.0
-"""Percent of the baseline's stall that ours should save."""
-PUBLISHED = (
-    "Check-QZP as published: checkpoint time -87% (QZP), bytes -75% (Q) and up to -99.8% (QZ), training 1.5% faster"
-)
+"""Percent of the baseline's stall that TensorVine should save."""
 STEPS_FIRST = 3
 """Steps before anything is measured: they fill the optimizer's state and the caches."""
+GZIP_LEVEL, BLOCK_BYTES, JOBS_PER_CORE = 6, 4096, 64 / 20
+TIMEOUT_S, LONGEST_S = 300.0, 3600
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is run."""
 
-    models: tuple[Task, ...]
+    models: tuple[Any, ...]
     rounds: int
     checkpoints: int
     """Of one run."""
     interval_s: float
     """Training after each checkpoint, at least one step."""
-    quick: bool
-    """Narrower networks, a lighter load, and no TensorFlow."""
+    jobs: int
+    load_bytes: int
 
 
-PLANS = {
-    Effort.QUICK: Plan(("resnet",), 1, 1, 0.2, True),
-    Effort.NORMAL: Plan(("resnet", "ptychonn"), 2, 2, 0.7, False),
-    Effort.FULL: Plan(("resnet", "ptychonn"), 5, 4, 5.0, False),
-}
+def run(report: Report) -> None:
+    """Measure all parties, on an idle and on a busy disk."""
+    from .core.trainings import resumed  # the spawned child needs NumPy only
+
+    jobs = round(JOBS_PER_CORE * (os.cpu_count() or 1))
+    plan = report.pick(
+        quick=Plan(("ptychonn",), 1, 1, 0.05, 1, MIB), normal=Plan(("resnet", "ptychonn"), 2, 2, 0.7, jobs, 512 * MIB)
+    )
+    for model in plan.models:
+        training = resumed(model, quick=report.effort is not Effort.NORMAL)
+        for _ in range(STEPS_FIRST):
+            training.step()
+        with tempfile.TemporaryDirectory(prefix="checkpoint-") as name, _parties(Path(name)) as parties:
+            loop = _Loop(training, parties, plan)
+            _add(report, f"{model}, idle", loop, loop.measure())
+            if shutil.which("fio") and shutil.which("setpriv"):
+                with _busy_disk(Path(name), plan) as load:
+                    figures = loop.measure()
+                _add(report, f"{model}, load", loop, figures)
+                report.notes.append(
+                    f"{model}, load: {plan.jobs} jobs, {plan.load_bytes // MIB} MiB; {load[0]:,.0f} operations a second"
+                )
+            else:
+                report.notes.append(f"{model}: the busy disk is left out: it needs fio and setpriv")
 
 
-class Ours(Variant):
-    """A repository on a path, which writes behind the training; the next checkpoint does not wait for the disk.
+class _Party:
+    """One way to write checkpoints: `checkpoint` for each, `finish` after the last of a run."""
 
-    Args:
-        repo: whose process writes.
-        name: as the tables call it, and the model's name.
-        folder: the repository's path.
-        inherit: "auto" looks for tensors that did not change, which is the default; None writes all.
-    """
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self._folder = name, folder
+        self._found: list[tuple[float, float, int]] = []
 
-    def __init__(self, repo: Repository, name: str, folder: Path, inherit: Literal["auto"] | None = "auto") -> None:
-        self.name = name
-        self._repo = repo
-        self._folder = folder
-        self._inherit: Literal["auto"] | None = inherit
-        self._model = re.sub(r"\W+", "-", name)
+    def checkpoint(self, step: int, state: Tensors) -> None:
+        """Begin a checkpoint; returns when the caller may change the tensors."""
+        path = self._folder / f"{self.name}-{step}"
+        took, nbytes = timed(lambda: self._write(path, state))
+        self._found.append((took, took, nbytes))
+        path.unlink()
+
+    def finish(self) -> list[tuple[float, float, int]]:
+        """Wait until all checkpoints are on disk; return stall and total in seconds and the bytes of each."""
+        found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        """End threads and processes."""
+
+    def _write(self, path: Path, state: Tensors) -> int:
+        raise NotImplementedError
+
+
+class _TorchSave(_Party):
+    def _write(self, path: Path, state: Tensors) -> int:
+        import torch
+
+        with path.open("wb") as file:
+            torch.save({name: torch.from_numpy(value) for name, value in state.items()}, file)
+            return _synced(file)
+
+
+class _KerasSave(_Party):
+    """A Keras training has its tensors in variables already, so that copying them for the first time does not count."""
+
+    _peer: KerasWeights | None = None
+
+    def checkpoint(self, step: int, state: Tensors) -> None:
+        """Make the model if there is none, then save it."""
+        if self._peer is None:
+            self._peer = KerasWeights()
+            self._peer.hold(state)
+        super().checkpoint(step, state)
+
+    def _write(self, path: Path, state: Tensors) -> int:
+        del state
+        assert self._peer is not None  # noqa: S101  `checkpoint` made it
+        self._peer.save(path)
+        with path.open("rb+") as file:
+            return _synced(file)
+
+
+class _CheckQ(_Party):
+    """The training waits until the quantised tensors are synced."""
+
+    def _write(self, path: Path, state: Tensors) -> int:
+        return write(path, state, compress=False)
+
+
+@dataclass
+class _Child:
+    process: Any
+    answer: Any
+    start: float
+    stall_s: float
+    path: Path
+
+
+class _CheckQZP(_Party):
+    """The training waits for a copy, and a child process does the rest (section 3.2)."""
+
+    _memory: SharedMemory | None = None
+    _child: _Child | None = None
+
+    def checkpoint(self, step: int, state: Tensors) -> None:
+        """Wait for the checkpoint before, copy the tensors, start the child."""
+        start = time.perf_counter()
+        self._join()
+        if self._memory is None:
+            self._places, end = [], 0
+            for name, value in state.items():
+                self._places.append((name, value.shape, value.dtype.str, end))
+                end += -(-value.nbytes // 64) * 64
+            self._memory = SharedMemory(create=True, size=max(end, 1))
+        for name, view in _views(self._memory, self._places).items():
+            np.copyto(view, state[name])
+        spawn, path = multiprocessing.get_context("spawn"), self._folder / f"{self.name}-{step}"
+        theirs, ours = spawn.Pipe(duplex=False)
+        arguments = ours, self._memory.name, self._places, path
+        process = spawn.Process(target=_write_shared, args=arguments, daemon=True)
+        process.start()
+        ours.close()
+        self._child = _Child(process, theirs, start, time.perf_counter() - start, path)
+
+    def finish(self) -> list[tuple[float, float, int]]:
+        """Wait for the child, then return the times."""
+        self._join()
+        return super().finish()
+
+    def close(self) -> None:
+        """End the child and free the shared memory."""
+        try:
+            self._join()
+        finally:
+            if self._memory is not None:
+                self._memory.close()
+                self._memory.unlink()
+
+    def _join(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with child.answer:
+            try:
+                if not child.answer.poll(TIMEOUT_S):
+                    raise TimeoutError(f"{self.name}: expected {child.path} within {TIMEOUT_S:g} s; it is not written")
+                ended, nbytes = child.answer.recv()
+            finally:
+                child.process.join(1.0)
+                if child.process.is_alive():
+                    child.process.kill()
+                    child.process.join()
+        self._found.append((child.stall_s, ended - child.start, nbytes))
+        child.path.unlink()
+
+
+class _Ours(_Party):
+    """A repository on a path, which writes in the background; the next checkpoint does not wait for the disk."""
+
+    def __init__(self, name: str, folder: Path, repo: Any, inherit: Any = "auto") -> None:
+        super().__init__(name, folder)
+        self._repo, self._inherit, self._model = repo, inherit, re.sub(r"\W+", "-", name)
         self._waiter = ThreadPoolExecutor(1, thread_name_prefix="committed")
-        self._pending: list[tuple[float, float, Future[tuple[Saved, float]]]] = []
-        self._newest: Saved | None = None
-        self._known: dict[Path, int] = {}
+        self._pending: list[tuple[float, float, Future[Any]]] = []
+        self._newest: Any = None
 
-    def checkpoint(self, step: int, state: State) -> None:
+    def checkpoint(self, step: int, state: Tensors) -> None:
         """Begin a save and wait until it is staged."""
+        del step
         if not self._pending:
-            self._known = self._files()
+            self._before = self._bytes()
         start = time.perf_counter()
         pending = self._repo.save_async(self._model, state, inherit=self._inherit, timeout=TIMEOUT_S)
         pending.staged(TIMEOUT_S)
         stall_s = time.perf_counter() - start
-        self._pending.append((start, stall_s, self._waiter.submit(_on_disk, self._repo, pending)))
+        self._pending.append((start, stall_s, self._waiter.submit(self._on_disk, pending)))
 
-    def finish(self) -> list[Timing]:
-        """Wait for the commits, take the sizes of the files, and retire all versions but the newest."""
+    def finish(self) -> list[tuple[float, float, int]]:
+        """Wait for the disk, and retire all versions but the newest."""
         runs, self._pending = self._pending, []
         ended = [(start, stall_s, *future.result(TIMEOUT_S)) for start, stall_s, future in runs]
-        files = self._files()
-        nbytes = sum(size for path, size in files.items() if path not in self._known) // max(1, len(ended))
+        nbytes = (self._bytes() - self._before) // max(1, len(ended))
         for _, _, saved, _ in ended:
             if self._newest is not None:
                 self._repo.retire(self._newest.ref)
             self._newest = saved
         wait_until(self._only_live_ones, "the memory of older checkpoints to be free")
-        return [Timing(stall, end - start, stall, None, None, None, nbytes) for start, stall, _, end in ended]
+        return [(stall_s, end - start, nbytes) for start, stall_s, _, end in ended]
 
     def close(self) -> None:
-        """End the thread that waits for commits."""
+        """End the thread that waits for the disk."""
         self._waiter.shutdown()
 
-    def _only_live_ones(self) -> bool:
-        if self._newest is None:
-            return True
-        stats = self._repo.stats()
-        return stats.bytes_memory <= stats.models * self._repo.info(self._newest.ref).bytes_total
+    def _on_disk(self, pending: Any) -> tuple[Any, float]:
+        saved = pending.committed(TIMEOUT_S)
+        self._repo.flush(TIMEOUT_S)
+        return saved, time.perf_counter()
 
-    def _files(self) -> dict[Path, int]:
-        found: dict[Path, int] = {}
+    def _only_live_ones(self) -> bool:
+        stats = self._repo.stats()
+        newest = self._newest
+        return newest is None or stats.bytes_memory <= stats.models * self._repo.info(newest.ref).bytes_total
+
+    def _bytes(self) -> int:
+        total = 0
         for path in self._folder.rglob("*"):
             try:
-                if path.is_file():
-                    found[path] = path.stat().st_size
+                total += path.stat().st_size if path.is_file() else 0
             except FileNotFoundError:
                 continue  # a temporary file that has its final name by now
-        return found
-
-
-def _on_disk(repo: Repository, pending: PendingSave) -> tuple[Saved, float]:
-    """Wait until a version is on disk; gives when that was."""
-    saved = pending.committed(TIMEOUT_S)
-    repo.flush(TIMEOUT_S)
-    return saved, time.perf_counter()
-
-
-@dataclass
-class Figures:
-    """What was measured of one variant, with one model, with or without load."""
-
-    model: str
-    condition: str
-    variant: str
-    timings: list[Timing] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    """Of each run: its time over its steps, stalls included."""
-
-    @property
-    def stall(self) -> Sample:
-        """What the training waited for."""
-        return Sample(tuple(timing.stall_s for timing in self.timings))
-
-    @property
-    def total(self) -> Sample:
-        """Until all was on disk."""
-        return Sample(tuple(timing.total_s for timing in self.timings))
-
-    @property
-    def nbytes(self) -> int:
-        """Of one checkpoint."""
-        return int(self.median_of("nbytes") or 0)
-
-    def median_of(self, name: str) -> float | None:
-        """Return the median of a part of the timings, None where it is not known."""
-        values = [getattr(timing, name) for timing in self.timings]
-        return None if not values or None in values else median(values)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the medians as JSON values; times in seconds."""
-        parts = ("stall_s", "total_s", "snapshot_s", "quantise_s", "compress_s", "write_s", "nbytes")
-        return {
-            "model": self.model,
-            "condition": self.condition,
-            "variant": self.variant,
-            **{part: self.median_of(part) for part in parts},
-            "step_s": median(self.step_s),
-        }
-
-
-@dataclass
-class CheckpointReport(Report):
-    """Also all variants, one by one, and what the paper says."""
-
-    figures: list[Figures] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report, and the variants under `variants`."""
-        return super().as_dict() | {"variants": [each.as_dict() for each in self.figures], "notes": self.notes}
-
-    def print(self, console: Console) -> None:
-        """Print the variants, then the rows."""
-        table = Table(title="medians of each variant")
-        for heading in ("model", "", "variant"):
-            table.add_column(heading, no_wrap=True)
-        for heading in ("stall", "total", "snapshot", "quantise", "compress", "write", "MiB", "a step, with stalls"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for each in self.figures:
-            found = each.as_dict()
-            parts = ("stall_s", "total_s", "snapshot_s", "quantise_s", "compress_s", "write_s")
-            cells = ["" if found[part] is None else seconds(found[part]) for part in parts]
-            size = f"{each.nbytes / MIB:.3g}" if each.timings else ""
-            table.add_row(each.model, each.condition, each.variant, *cells, size, seconds(found["step_s"]))
-        console.print(table)
-        super().print(console)
-        for note in self.notes:
-            console.print(note, highlight=False)
-
-
-def run(effort: Effort) -> Report:
-    """Measure all variants, idle and under load."""
-    plan = PLANS[effort]
-    report = CheckpointReport("checkpoint")
-    for model in plan.models:
-        run = resumed(recipe_of(model, quick=plan.quick), trained_weights(model, quick=plan.quick))
-        with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder, _everybody(Path(folder), plan) as everybody:
-            loop = _Loop(model, run, everybody, plan)
-            for condition in ("idle", "load"):
-                progress(f"{model}, {condition}")
-                with _load(Path(folder), plan) if condition == "load" else nullcontext() as load:
-                    figures = loop.measure(condition)
-                _add(report, loop, condition, figures, load)
-    report.notes.append(PUBLISHED)
-    return report
-
-
-class _Loop:
-    """A training, and those who write its checkpoints."""
-
-    def __init__(self, model: str, run: Training, everybody: Sequence[Variant], plan: Plan) -> None:
-        self.model = model
-        self._run = run
-        self._everybody = everybody
-        self._plan = plan
-        self._serial = count()
-        for _ in range(STEPS_FIRST):
-            run.step()
-        for variant in everybody:
-            variant.checkpoint(next(self._serial), self.state())
-            variant.finish()
-
-    def state(self) -> State:
-        """Return the tensors of a checkpoint: views of what the training changes."""
-        return self._run.weights() | self._run.optimizer_state()
-
-    def measure(self, condition: str) -> list[Figures]:
-        """Let everybody have a run, in turn."""
-        turns: list[tuple[Variant | None, Figures]] = [(None, Figures(self.model, condition, "no checkpoint"))]
-        turns += [(variant, Figures(self.model, condition, variant.name)) for variant in self._everybody]
-        for turn in range(self._plan.rounds):
-            shift = turn % len(turns)
-            for variant, figures in turns[shift:] + turns[:shift]:
-                figures.step_s.append(self._train(variant))
-                if variant is not None:
-                    figures.timings += variant.finish()
-        return [figures for _, figures in turns]
-
-    def _train(self, variant: Variant | None) -> float:
-        start = time.perf_counter()
-        steps = 0
-        for _ in range(self._plan.checkpoints):
-            if variant is not None:
-                variant.checkpoint(next(self._serial), self.state())
-            going_on = time.perf_counter()
-            while time.perf_counter() < going_on + self._plan.interval_s:
-                self._run.step()
-                steps += 1
-        return (time.perf_counter() - start) / steps
+        return total
 
 
 @contextmanager
-def _everybody(folder: Path, plan: Plan) -> Iterator[list[Variant]]:
-    """Start the repositories and make all variants; end everything."""
+def _parties(folder: Path) -> Iterator[list[_Party]]:
+    """Start the repositories and make all parties; end everything."""
     from tensorvine.actors import Repository
     from tensorvine.clusters.local import LocalCluster
     from tensorvine.store import Quantize, Shuffle, Zstd
 
-    codecs = {"plain": None, "lossless": Shuffle() | Zstd(), "quantized": Quantize(8) | Zstd()}
-    names = {"plain": "ours", "lossless": "ours, Shuffle | Zstd", "quantized": "ours, Quantize(8) | Zstd"}
+    codecs: dict[str, Any] = {"ours": None, "ours, Shuffle | Zstd": Shuffle() | Zstd(), QUANTISED: Quantize(8) | Zstd()}
+    files = {BASELINE: _TorchSave, "keras save_weights": _KerasSave, "Check-Q": _CheckQ, "Check-QZP": _CheckQZP}
     with ExitStack() as stack:
-        made = variants(folder, keras=not plan.quick)
+        made: list[_Party] = [party(name, folder) for name, party in files.items()]
         stack.enter_context(LocalCluster(object_store_bytes=2 * GIB))
-        for name, codec in codecs.items():
-            path = folder / name
-            repo = stack.enter_context(Repository.start(name, path=path, codec=codec, store_bytes=GIB))
-            made.append(Ours(repo, names[name], path))
+        for place, (name, codec) in enumerate(codecs.items()):
+            path = folder / f"repository-{place}"
+            repo = stack.enter_context(Repository.start(path.name, path=path, codec=codec, store_bytes=GIB))
+            made.append(_Ours(name, path, repo))
             if codec is None:
-                made.append(Ours(repo, f"{names[name]}, inherit=None", path, inherit=None))
-        for variant in made:
-            stack.callback(variant.close)
+                made.append(_Ours(f"{name}, inherit=None", path, repo, inherit=None))
+        for party in made:
+            stack.callback(party.close)
         yield made
 
 
-@contextmanager
-def _load(folder: Path, plan: Plan) -> Iterator[FileLoad]:
-    with file_load(folder, jobs=2, size_bytes=32 * MIB) if plan.quick else file_load(folder) as load:
-        yield load
+@dataclass
+class _Figures:
+    found: list[tuple[float, float, int]] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    """Of each run: its time over its steps, stalls included."""
 
 
-def _add(report: CheckpointReport, loop: _Loop, condition: str, figures: list[Figures], load: FileLoad | None) -> None:
-    """Add the rows of ours beside the baseline, and the comparison with the paper."""
-    report.figures += figures
+class _Loop:
+    """A training, and the parties that write its checkpoints."""
+
+    def __init__(self, training: Any, parties: Sequence[_Party], plan: Plan) -> None:
+        self._training, self._parties, self._plan, self._serial = training, parties, plan, count()
+        for party in parties:
+            party.checkpoint(next(self._serial), self.state())
+            party.finish()
+
+    def state(self) -> Tensors:
+        """Return the tensors of a checkpoint: views of the training's state."""
+        return self._training.weights() | self._training.optimizer_state()
+
+    def measure(self) -> dict[str, _Figures]:
+        """Let all parties have a run, in turn; one run has no checkpoint."""
+        turns: list[_Party | None] = [None, *self._parties]
+        figures = {"no checkpoint" if party is None else party.name: _Figures() for party in turns}
+        for turn in range(self._plan.rounds):
+            for party in in_turn(turns, turn):
+                found = figures["no checkpoint" if party is None else party.name]
+                start, steps = time.perf_counter(), 0
+                for _ in range(self._plan.checkpoints):
+                    if party is not None:
+                        party.checkpoint(next(self._serial), self.state())
+                    going_on = time.perf_counter()
+                    while time.perf_counter() < going_on + self._plan.interval_s:
+                        self._training.step()
+                        steps += 1
+                found.step_s.append((time.perf_counter() - start) / steps)
+                if party is not None:
+                    found.found += party.finish()
+        return figures
+
+
+def _add(report: Report, case: str, loop: _Loop, figures: Mapping[str, _Figures]) -> None:
+    """Add the table of all parties, and TensorVine's rows next to the baseline."""
     state = loop.state()
-    size = total_bytes(dict(state))
-    copy_s = alternate({ONE_COPY: copy_action(state, buffers_like(state))}, rounds=3)[ONE_COPY].median
-    found = {each.variant: each for each in figures}
-    baseline = found[BASELINE]
-    case = f"{loop.model}, {condition}"
-    at_most = 100 * (1 - copy_s / baseline.stall.median)
-    for name, ours in found.items():
+    size = total_bytes(state)
+    floor = alternate({ONE_COPY: copying(state, buffers_like(state))}, rounds=3)[ONE_COPY]
+    report.tables.setdefault("medians of each party", []).extend(
+        {
+            "case": case,
+            "party": name,
+            "stall_s": median(each[0] for each in made.found) if made.found else None,
+            "total_s": median(each[1] for each in made.found) if made.found else None,
+            "MiB": median(each[2] for each in made.found) / MIB if made.found else None,
+            "a step, with stalls_s": median(made.step_s),
+        }
+        for name, made in figures.items()
+    )
+    stalls = {name: sample([each[0] for each in made.found]) for name, made in figures.items()}
+    totals = {name: sample([each[1] for each in made.found]) for name, made in figures.items()}
+    for name in figures:
         if not name.startswith("ours"):
             continue
-        saved = 100 * (1 - ours.stall.median / baseline.stall.median)
-        goal = Goal("percent of the stall saved", saved, at_least=STALL_GOAL)
-        row = Row(
-            *(f"{case}: stall, {name}", ours.stall, size, BASELINE, baseline.stall, ONE_COPY, copy_s, (goal,)),
-            facts={"saved_percent": saved, "saved_by_one_copy_percent": at_most},
+        saved = 100 * (1 - stalls[name].median / stalls[BASELINE].median)
+        report.add(
+            f"{case}: stall, {name}",
+            stalls[name],
+            size,
+            peer=(BASELINE, stalls[BASELINE]),
+            floor=(ONE_COPY, floor),
+            goals=[Goal("percent of the stall saved", saved, at_least=STALL_GOAL)],
+            headline=report.headline is None and name == QUANTISED,
         )
-        report.add(row, headline=report.headline is None and "Quantize" in name)
-        report.add(Row(f"{case}: on disk, {name}", ours.total, size, BASELINE, baseline.total))
-    report.notes.append(f"{case}: a stall of {ONE_COPY} would save {at_most:.3g}% of {BASELINE}'s")
-    report.notes.append(f"{case}: {_beside_the_paper(found, baseline, size, bytes_with_one_scale(state))}")
-    if load is not None:
-        report.notes.append(f"{case}: {load.about}; {load.operations_per_s:,.0f} operations a second")
+        report.add(f"{case}: on disk, {name}", totals[name], size, peer=(BASELINE, totals[BASELINE]))
 
 
-def _beside_the_paper(found: dict[str, Figures], baseline: Figures, size: int, one_scale: int) -> str:
-    def less(ours: float, theirs: float) -> str:
-        return f"{100 * (ours / theirs - 1):+.3g}%"
+# ---- Check-QZP --------------------------------------------------------------------------------------------
 
-    ours = found["ours, Quantize(8) | Zstd"]
-    trainings = {name: median(found[name].step_s) for name in ("Check-QZP", BASELINE, ours.variant)}
-    return (
-        f"beside {BASELINE}: stall {less(found['Check-QZP'].stall.median, baseline.stall.median)} (QZP), "
-        f"{less(ours.stall.median, baseline.stall.median)} (ours); "
-        f"bytes {less(found['Check-Q'].nbytes, size)} (Q), {less(found['Check-QZ'].nbytes, size)} (QZ), "
-        f"{less(one_scale, size)} (QZ with one scale for the whole model), {less(ours.nbytes, size)} (ours); "
-        f"training {less(trainings['Check-QZP'], trainings[BASELINE])} (QZP), "
-        f"{less(trainings[ours.variant], trainings[BASELINE])} (ours)"
-    )
+
+def write(path: Path, state: Tensors, *, compress: bool) -> int:
+    """Quantise a state, write it to a file and sync it (Algorithm 1, lines 4 to 6); return the file's size."""
+    data = pickle.dumps({name: quantised(value) for name, value in state.items()}, protocol=5)
+    with path.open("wb") as file:
+        file.write(gzip.compress(data, GZIP_LEVEL) if compress else data)
+        return _synced(file)
+
+
+def quantised(value: Any) -> Any:
+    """Quantise a float tensor to 8 bits (equations 1 and 2); return other tensors as they are.
+
+    Returns:
+        (codes uint8 of the same shape, minimum, scale): a value is minimum + code * scale.
+
+    >>> codes, low, scale = quantised(np.array([0, 0.25, 1], np.float32))
+    >>> codes.tolist(), low, round(1 / scale)
+    ([0, 64, 255], 0.0, 255)
+    """
+    if not np.issubdtype(value.dtype, np.floating) or not value.size:
+        return value
+    low, high = float(value.min()), float(value.max())
+    scale = (high - low) / 255
+    if not np.float32(scale):  # a tensor that is nearly constant: every code is 0
+        scale = 1.0
+    return np.round((value - np.float32(low)) / np.float32(scale)).astype(np.uint8), low, scale
+
+
+def _views(memory: SharedMemory, places: list[Any]) -> Tensors:
+    return {name: np.ndarray(shape, dtype, memory.buf, offset) for name, shape, dtype, offset in places}
+
+
+def _write_shared(answer: Any, memory_name: str, places: list[Any], path: Path) -> None:
+    """Run in the child: write the tensors in shared memory, then answer."""
+    memory = SharedMemory(memory_name)
+    nbytes = write(path, _views(memory, places), compress=True)
+    answer.send((time.perf_counter(), nbytes))
+    answer.close()
+
+
+def _synced(file: Any) -> int:
+    file.flush()
+    os.fsync(file.fileno())
+    return os.fstat(file.fileno()).st_size
+
+
+# ---- the busy disk ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _busy_disk(folder: Path, plan: Plan) -> Iterator[list[float]]:
+    """Run fio while the block runs; the list then has its operations per second. The kernel ends fio with us.
+
+    Raises:
+        OSError: if fio ends before the block does.
+    """
+    path = folder / "load"
+    with path.open("wb") as file:
+        for _ in range(0, plan.load_bytes, MIB):
+            file.write(os.urandom(MIB))
+        _synced(file)
+    options = {
+        "name": "load",
+        "filename": path,
+        "size": plan.load_bytes,
+        "rw": "randrw",
+        "bs": BLOCK_BYTES,
+        "ioengine": "libaio",
+        "direct": 0,
+        "numjobs": plan.jobs,
+        "thread": 1,  # of one process: one signal ends them all
+        "time_based": 1,
+        "runtime": LONGEST_S,
+        "group_reporting": 1,
+        "output-format": "json",
+        "aux-path": folder,
+    }
+    command = ["setpriv", "--pdeathsig", "KILL", "fio", *(f"--{key}={value}" for key, value in options.items())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder)  # noqa: S603
+    found: list[float] = []
+    try:
+        io = psutil.Process(process.pid).io_counters
+        wait_until(lambda: process.poll() is not None or io().write_bytes > 0, "fio to write")
+        yield found
+        if process.poll() is not None:
+            raise OSError(f"fio: expected it to run until now; it ended with {process.returncode}")
+    finally:
+        process.terminate()  # it then reports
+        try:
+            text = process.communicate(timeout=30)[0].decode()
+        finally:
+            process.kill()
+            process.wait()
+            path.unlink()
+    jobs = json.loads(text[text.index("{") :])["jobs"][0]
+    found.append(jobs["read"]["iops"] + jobs["write"]["iops"])

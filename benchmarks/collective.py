@@ -1,50 +1,34 @@
-"""Bandwidth and latency of groups: each back end, beside `ray.util.collective`'s GLOO and a raw loopback socket.
+"""Messages and collectives of each back end, compared with `ray.util.collective` and a raw loopback socket.
 
 Rules
-- Members are actors on this machine. A message goes back and forth, half of that counts; a collective counts from when
-  the last member began until the last one has ended.
+- Members are actors on this machine. A message goes back and forth, half of that counts; a collective counts from the
+  last member's beginning to the last one's end.
 - The floor of each case is the same array once through a raw TCP connection of this machine.
-- Parties take turns, each round starting one place further along; before, each must bring the right numbers.
-- NCCL takes part where the cluster has as many GPUs as there are ranks.
+- Parties take turns; before, each must deliver the right numbers. Arrays are made and touched before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import time
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from .collective_member import RAW, STOCK, TIMEOUT_S, Member
-from .measure import GIB, MIB, Effort, Goal, Report, Row, Sample, progress
+import numpy as np
 
-KIB = 1 << 10
-MESSAGE = "send"
-HEADLINE = ("gloo", MESSAGE, 64 * MIB)
-SHARE = 0.5
-"""Of the raw socket's bandwidth, Gloo's messages should have at least this."""
-NAMES = {RAW: "a raw loopback socket", STOCK: "ray.util.collective GLOO"}
+from .core.clusters import repository
+from .core.fleet import Fleet
+from .core.measure import GIB, MIB, expect, in_turn, progress, sample
+from .core.report import Goal, Report
+from .update_latency import receive
 
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is run."""
-
-    rounds: int
-    messages: tuple[int, ...]
-    """Bytes of a message."""
-    collectives: tuple[int, ...]
-    """Bytes of a collective's array."""
-    sizes: tuple[int, ...]
-    """Numbers of ranks."""
-
-
-PLANS = {
-    Effort.QUICK: Plan(3, (KIB, MIB, 64 * MIB), (KIB, MIB, 16 * MIB), (2,)),
-    Effort.NORMAL: Plan(9, (KIB, MIB, 64 * MIB, 256 * MIB), (KIB, MIB, 64 * MIB), (2, 4)),
-    Effort.FULL: Plan(25, (KIB, 32 * KIB, MIB, 64 * MIB, 256 * MIB), (KIB, MIB, 64 * MIB, 256 * MIB), (2, 4)),
-}
+KIB, MESSAGE = 1 << 10, "send"
+RAW, STOCK, OURS = "raw", "stock", ("shared", "gloo")
+HEADLINE, SHARE = ("gloo", MESSAGE, 64 * MIB), 0.5
+"""The headline, and the share of the raw socket's bandwidth that it should have."""
+PEER, FLOOR = "ray.util.collective GLOO", "a raw loopback socket"
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,6 @@ class Case:
     """What is timed."""
 
     kind: str
-    """ "send", "broadcast" or "all_reduce"."""
     nbytes: int
     size: int
     """Ranks."""
@@ -67,115 +50,165 @@ class Case:
         return f"{self.kind} {length}" + ("" if self.kind == MESSAGE else f", {self.size} ranks")
 
 
-def run(effort: Effort) -> Report:
+def run(report: Report) -> None:
     """Measure all back ends, each number of ranks with members of its own."""
-    plan = PLANS[effort]
-    report = Report("collective")
-    with _ray():
-        for size in plan.sizes:
-            messages = plan.messages if size == plan.sizes[0] else ()
-            cases = [Case(MESSAGE, nbytes, size) for nbytes in messages]
-            cases += [Case(kind, nbytes, size) for kind in ("broadcast", "all_reduce") for nbytes in plan.collectives]
-            with _Members(size) as members:
+    rounds, messages, collectives, sizes = report.pick(
+        quick=(1, (KIB,), (MIB,), (2,)), normal=(9, (KIB, MIB, 64 * MIB, 256 * MIB), (KIB, MIB, 64 * MIB), (2, 4))
+    )
+    with repository(GIB // 8):
+        for size in sizes:
+            cases = [Case(MESSAGE, nbytes, size) for nbytes in messages] if size == sizes[0] else []
+            cases += [Case(kind, nbytes, size) for kind in ("broadcast", "all_reduce") for nbytes in collectives]
+            with Fleet(Member, [()] * size) as members:
+                _join(members, size)
                 for case in cases:
                     progress(str(case))
-                    _add(report, case, _times(members, case, plan.rounds))
-    return report
+                    _measure(report, members, case, rounds)
 
 
-class _Members:
-    """Actors that are a group of each party."""
+def _join(members: Fleet, size: int) -> None:
+    """Make a group of each party, and check that each delivers the right numbers."""
+    port = members.each("port", [()])[0]
+    for party in (*OURS, STOCK, RAW):
+        ranks = 2 if party == RAW else size
+        members.each("join", [(party, rank, ranks, port) for rank in range(ranks)])
+        members.each("check", [(party, ranks)] * ranks)
 
-    def __init__(self, size: int) -> None:
-        import ray
 
-        self._size = size
-        gpus = ray.cluster_resources().get("GPU", 0) >= size
-        self.backends = ["shared", "gloo", *(["nccl"] if gpus else [])]
-        actor: Any = ray.remote(Member).options(num_cpus=0, num_gpus=1 if gpus else 0)
-        self._actors = [actor.remote() for _ in range(size)]
-        port = self._ask("port", 1)[0]
-        for party in (*self.backends, STOCK, RAW):
-            ranks = 2 if party == RAW else size
-            calls = [
-                member.join.remote(f"{party} {size}" if party in self.backends else party, party, rank, ranks, port)
-                for rank, member in enumerate(self._actors[:ranks])
-            ]
-            ray.get(calls, timeout=TIMEOUT_S)
-            self._ask("check", ranks, self.name(party), ranks, collectives=party != RAW)
-
-    def name(self, party: str) -> str:
-        """Return what the members call a party."""
-        return f"{party} {self._size}" if party in self.backends else party
-
-    def time(self, party: str, case: Case) -> float:
-        """Let a party have a turn; gives the seconds of a case."""
-        if case.kind == MESSAGE or party == RAW:
-            return self._ask("back_and_forth", 2, self.name(party), case.nbytes, case.repeats)[0]
-        found = self._ask("all_at_once", self._size, self.name(party), case.kind, case.nbytes, case.repeats)
-        return median(
-            max(end for _, end in moments) - max(start for start, _ in moments) for moments in zip(*found, strict=True)
+def _measure(report: Report, members: Fleet, case: Case, rounds: int) -> None:
+    """Let all parties take turns; the first round does not count. Add a row for each back end."""
+    parties = (*OURS, STOCK, RAW)
+    times: dict[str, list[float]] = {party: [] for party in parties}
+    for turn in range(1 + rounds):
+        for party in in_turn(parties, turn):
+            if case.kind == MESSAGE or party == RAW:
+                took = members.each("back_and_forth", [(party, case.nbytes, case.repeats)] * 2)[0]
+            else:
+                moments = zip(*members.all("all_at_once", party, case.kind, case.nbytes, case.repeats), strict=True)
+                took = median(max(end for _, end in each) - max(start for start, _ in each) for each in moments)
+            if turn:
+                times[party].append(took)
+    found = {party: sample(each) for party, each in times.items()}
+    for backend in OURS:
+        ours, raw = found[backend], found[RAW]
+        headline = (backend, case.kind, case.nbytes) == HEADLINE
+        goal = Goal("of a raw loopback socket's bandwidth", raw.median / ours.median, at_least=SHARE)
+        report.add(
+            f"{backend}: {case}",
+            ours,
+            case.nbytes,
+            peer=(PEER, found[STOCK]),
+            floor=(FLOOR, raw),
+            goals=[goal] if headline else [],
+            headline=headline,
+            gb_per_s=case.nbytes / ours.median / 1e9,
         )
 
-    def _ask(self, method: str, ranks: int, *given: Any, **named: Any) -> list[Any]:
-        import ray
 
-        calls = [getattr(member, method).remote(*given, **named) for member in self._actors[:ranks]]
-        return ray.get(calls, timeout=TIMEOUT_S)
+class Member:
+    """An actor that is a rank of a group of each party."""
 
-    def __enter__(self) -> _Members:
-        return self
+    def __init__(self) -> None:
+        self._parties: dict[str, Any] = {}
+        self._rank: dict[str, int] = {}
+        self._arrays: dict[int, Any] = {}
+        self._server = socket.create_server(("127.0.0.1", 0))
 
-    def __exit__(self, *_: object) -> None:
-        import ray
+    def port(self) -> int:
+        """Return the port of the raw socket."""
+        return int(self._server.getsockname()[1])
 
-        try:
-            self._ask("close", self._size)
-        finally:
-            for actor in self._actors:
-                ray.kill(actor)
+    def join(self, party: str, rank: int, size: int, port: int) -> None:
+        """Become a rank of a party; `port` is rank 0's, of the raw socket."""
+        if party == RAW:
+            self._parties[party] = _Raw(self._server, port if rank else None)
+        elif party == STOCK:
+            self._parties[party] = _Stock(rank, size)
+        else:
+            from tensorvine.actors.collective.connect import connect
+
+            self._parties[party] = connect(f"{party} {size}", rank, size, backend=party, timeout=TIMEOUT_S)
+        self._rank[party] = rank
+
+    def check(self, party: str, size: int) -> None:
+        """Check that the right numbers arrive."""
+        group, rank, array = self._parties[party], self._rank[party], self._array(4000)
+
+        def holds(value: float, what: str) -> None:
+            expect(bool((array == value).all()), "collective", f"{value} everywhere after {party}: {what}")
+            array[:] = rank + 1
+
+        array[:] = rank + 1
+        if rank < 2:
+            (group.recv if rank else group.send)(array, 1 - rank)
+            holds(1, "send")
+        if party != RAW:
+            group.broadcast(array, 0)
+            holds(1, "broadcast")
+            group.all_reduce(array)
+            holds(size * (size + 1) // 2, "all_reduce")
+        array[:] = 0
+
+    def back_and_forth(self, party: str, nbytes: int, repeats: int) -> float:
+        """Send an array to rank 1 and get it back; return the seconds of one way."""
+        group, array, other = self._parties[party], self._array(nbytes), 1 - self._rank[party]
+        steps = (group.send, group.recv) if other else (group.recv, group.send)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            for step in steps:
+                step(array, other)
+        return (time.perf_counter() - start) / repeats / 2
+
+    def all_at_once(self, party: str, kind: str, nbytes: int, repeats: int) -> list[tuple[float, float]]:
+        """Run a collective, a barrier before each; return when each began and ended here."""
+        group, array = self._parties[party], self._array(nbytes)
+        act, moments = getattr(group, kind), list[tuple[float, float]]()
+        for _ in range(repeats):
+            group.barrier()
+            start = time.monotonic()
+            act(array)
+            moments.append((start, time.monotonic()))
+        return moments
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for party in self._parties.values():
+            party.close()
+        self._server.close()
+
+    def _array(self, nbytes: int) -> Any:
+        return self._arrays.setdefault(nbytes, np.full(nbytes // 4, 0, np.float32))
 
 
-@contextmanager
-def _ray() -> Iterator[None]:
-    """Start a Ray, with the workers that are told where this package is."""
-    from tensorvine.clusters.local import LocalCluster
+class _Raw:
+    """One end of a TCP connection; without `port`, of a peer that connects to this server."""
 
-    with LocalCluster(object_store_bytes=GIB // 8):
-        yield
+    def __init__(self, server: socket.socket, port: int | None) -> None:
+        if port is None:
+            server.settimeout(TIMEOUT_S)
+            self._socket, _ = server.accept()
+        else:
+            self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(None)  # a socket with a timeout polls before each piece
+        self.close = self._socket.close
+
+    def send(self, array: Any, to: int) -> None:
+        """Send an array's bytes."""
+        self._socket.sendall(array.view(np.uint8))
+
+    def recv(self, array: Any, source: int) -> None:
+        """Fill an array."""
+        receive(self._socket, memoryview(array.view(np.uint8)))
 
 
-def _times(members: _Members, case: Case, rounds: int) -> dict[str, Sample]:
-    """Let all parties take turns; the first round does not count."""
-    parties = [*members.backends, STOCK, RAW]
-    found: dict[str, list[float]] = {party: [] for party in parties}
-    for turn in range(1 + rounds):
-        shift = turn % len(parties)
-        for party in parties[shift:] + parties[:shift]:
-            seconds = members.time(party, case)
-            if turn:
-                found[party].append(seconds)
-    return {party: Sample(tuple(times)) for party, times in found.items()}
+class _Stock:
+    """A rank of `ray.util.collective`'s GLOO: there is one such group in a process."""
 
+    def __init__(self, rank: int, size: int) -> None:
+        from ray.util import collective
 
-def _add(report: Report, case: Case, found: dict[str, Sample]) -> None:
-    """Add a row for each back end of ours."""
-    for backend in found:
-        if backend in NAMES:
-            continue
-        ours, raw = found[backend], found[RAW].median
-        goals: list[Goal] = []
-        headline = (backend, case.kind, case.nbytes) == HEADLINE
-        if headline:
-            goals.append(Goal("of a raw loopback socket's bandwidth", raw / ours.median, at_least=SHARE))
-        facts = {
-            "backend": backend,
-            "kind": case.kind,
-            "ranks": case.size,
-            "gb_per_s": case.nbytes / ours.median / 1e9,
-            "peer_gb_per_s": case.nbytes / found[STOCK].median / 1e9,
-            "limit_gb_per_s": case.nbytes / raw / 1e9,
-        }
-        names = NAMES[STOCK], NAMES[RAW]
-        row = Row(f"{backend}: {case}", ours, case.nbytes, names[0], found[STOCK], names[1], raw, tuple(goals), facts)
-        report.add(row, headline=headline)
+        collective.init_collective_group(size, rank, backend="GLOO", group_name="default")
+        self.send, self.recv, self.broadcast = collective.send, collective.recv, collective.broadcast
+        self.all_reduce, self.barrier = collective.allreduce, collective.barrier
+        self.close = collective.destroy_collective_group

@@ -1,43 +1,43 @@
-"""1 to 64 consumers of one name: when the last one has a version, and what updates cost answers and the training.
+"""1 to 64 consumers of one name: delivery times, answers during updates, and what publishing costs the training.
 
 Rules
-- An update lasts from the hand-over until the last consumer answers with it. Answers per second within updates stand
-  beside those of a phase without any, of equal length, which comes before or after in turn.
-- Consumers are asked as fast as they can answer, which takes all cores; and again at half that rate.
-- More than `PROCESSES` consumers share processes: with one each, 64 would take a minute to start on two cores and
-  4 GiB. A note says what a process takes.
-- What publishing costs the training is `pace`'s part.
+- An update lasts from the hand-over until the last consumer answers with it. Answers per second within updates are
+  compared with those of a phase without any, of equal length, which comes before or after in turn.
+- Consumers are asked as fast as they can answer, which takes all cores; and again at half that rate. They are
+  `Follower`s, as in a `Consumer` actor, asked by threads of their process, so that no message is part of an answer.
+- More than `PROCESSES` consumers share processes: with one each, 64 would take a minute to start and 4 GiB.
+- All elements of all tensors of a version are its number. An answer multiplies a batch with every tensor, so it reads
+  each byte; an answer of two versions would show both numbers.
+- The training is NT3 at CPU size, in PyTorch on one thread. It trains with a publisher and without, in turn, each time
+  from the same state, while a consumer answers 20 times a second. Its time is that of its iterations, stalls and the
+  publisher's threads included.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from .crowd import Crowd, tagged
-from .measure import GIB, MIB, ONE_COPY, Effort, Goal, Report, Row, Sample, copy_floor, progress, seconds, total_bytes
-from .pace import pace
-from .quiet import quiet
-from .session import NAME
+from .core.clusters import repository
+from .core.fleet import Fleet
+from .core.measure import GIB, ONE_COPY, Sample, Tensors, copy_floor, expect, progress, quiet, sample, total_bytes
+from .core.report import Goal, Report
 
-if TYPE_CHECKING:
-    from tensorvine.actors import Publisher, Repository
-
-LIMIT_SHARE = 0.9
-"""Of the answers per second without updates, what there should be during one."""
-PROCESSES = 4
-"""Consumers are shared out among so many."""
-HALF = 0.5
-"""Of the rate at which they can answer, the lower rate at which consumers are asked."""
-TIMEOUT_S = 60.0
+LIMIT_SHARE, LIMIT_PERCENT = 0.9, 2.0
+"""Goals: share of the answers without updates; by which publishing may slow the training."""
+PROCESSES, HALF, BATCH = 4, 0.5, 4
+TIMEOUT_S, START_TIMEOUT_S = 60.0, 180.0
+PERIOD_S, NAME = 0.05, "pace"
+"""Of the training's consumer."""
 
 
 @dataclass(frozen=True)
@@ -45,211 +45,325 @@ class Plan:
     """How much is run."""
 
     counts: tuple[int, ...]
-    """Of consumers."""
     side: int
-    """Of the square tensors that a model is made of."""
+    """Of the square tensors of a model."""
     tensors: int
     updates: int
     """Of one phase."""
     pause_s: float
-    """Between two updates."""
     phases: int
     """With updates, and as many without."""
     iterations: int
-    """Of one training."""
     pairs: int
     """Of trainings."""
 
 
-PLANS = {
-    Effort.QUICK: Plan((1, 6), 512, 4, 4, 0.1, 1, 150, 1),
-    Effort.NORMAL: Plan((1, 4, 16, 64), 1024, 16, 12, 0.3, 2, 800, 7),
-    Effort.FULL: Plan((1, 4, 16, 64), 1024, 16, 40, 0.3, 4, 2000, 15),
-}
-
-
-@dataclass
-class ConsumersReport(Report):
-    """Also notes."""
-
-    notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report and its notes."""
-        return super().as_dict() | {"notes": self.notes}
-
-    def print(self, console: Console) -> None:
-        """Print the rows, then the notes."""
-        super().print(console)
-        for note in self.notes:
-            console.print(note, highlight=False)
-
-
-@dataclass
-class Phases:
-    """What was measured while consumers were asked at one rate."""
-
-    deliveries_s: list[float] = field(default_factory=list)
-    """From each hand-over until the last consumer answered with the version."""
-    during: list[float] = field(default_factory=list)
-    """Answers per second within updates, in each phase that has some."""
-    beside: list[float] = field(default_factory=list)
-    """In all of these phases, pauses between updates included."""
-    without: list[float] = field(default_factory=list)
-    """In each phase without."""
-    mixed: int = 0
-    """Answers of more than one version."""
-    answers: int = 0
-
-
-def run(effort: Effort) -> Report:
+def run(report: Report) -> None:
     """Measure crowds of consumers, then the training."""
-    plan = PLANS[effort]
-    report = ConsumersReport("consumers")
+    plan = report.pick(
+        quick=Plan((1, 3), 64, 2, 2, 0.05, 1, 60, 1), normal=Plan((1, 4, 16, 64), 1024, 16, 12, 0.3, 2, 800, 7)
+    )
     tensors = {f"square{place:02}": np.zeros((plan.side, plan.side), np.float32) for place in range(plan.tensors)}
     size = total_bytes(tensors)
-    copy_s = copy_floor(size).median
-    with _repository(8 * size + GIB // 4) as repo:
-        for consumers in plan.counts:
-            progress(f"{consumers} consumers")
-            rows = _Crowded(repo, consumers, tensors, plan, report).rows(copy_s)
-            for row in rows:
-                report.add(row, headline=row is rows[0] and consumers == plan.counts[-1])
+    floor = copy_floor(size)
+    with repository(GIB // 8, shards=1, store_bytes=8 * size + GIB // 4) as repo:
+        for number in plan.counts:
+            progress(f"{number} consumers")
+            _crowd(report, repo, number, tensors, plan, floor)
         progress("a training, with and without")
-        report.add(pace(repo, plan.iterations, plan.pairs))
-    return report
+        _pace(report, repo, plan.iterations, plan.pairs)
+
+
+# ---- crowds -----------------------------------------------------------------------------------------------
+
+
+class Tagged:
+    """A model all of whose numbers are the version's.
+
+    >>> model = Tagged()
+    >>> model.assign({"a": np.full((4, 2), 7, np.float32)})
+    >>> model(None)
+    (7.0, 7.0)
+    """
+
+    def __init__(self) -> None:
+        self._tensors: Mapping[str, Any] = {}
+
+    def assign(self, tensors: Mapping[str, Any]) -> None:
+        """Take a version."""
+        self._tensors = tensors
+
+    def __call__(self, batch: object) -> tuple[float, float]:
+        """Return the least and the greatest number in the model. Tensors have 2**N rows, so that means are exact."""
+        least, most = np.inf, -np.inf
+        for tensor in self._tensors.values():
+            rows = len(tensor)
+            answer = np.full((BATCH, rows), 1 / rows, np.float32) @ tensor
+            least, most = min(least, float(answer.min())), max(most, float(answer.max()))
+        return least, most
+
+
+class Followers:
+    """A process with some consumers."""
+
+    def __init__(self, repository: str, name: str, number: int) -> None:
+        from tensorvine.actors import Repository
+        from tensorvine.actors.updates.follower import Follower
+
+        self._followers = [Follower(Repository.connect(repository), name, Tagged) for _ in range(number)]
+        self._threads: list[threading.Thread] = []
+        self._asking = threading.Event()
+        self._at: list[float] = []
+        self._mixed = 0
+        self._errors: list[Exception] = []
+
+    def wait_for(self, version: int) -> None:
+        """Wait until all answer with a version."""
+        for follower in self._followers:
+            follower.wait_for(version, TIMEOUT_S)
+
+    def begin(self, period_s: float) -> None:
+        """Ask each consumer once in a period, or all the time if that is 0."""
+        self._asking.set()
+        self._threads = [threading.Thread(target=self._ask, args=(each, period_s)) for each in self._followers]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> tuple[list[float], int]:
+        """Stop asking; return the times of the answers, and the number of answers from more than one version."""
+        self._asking.clear()
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
+        if self._errors:
+            raise self._errors[0]
+        at, mixed, self._at, self._mixed = self._at, self._mixed, [], 0
+        return at, mixed
+
+    def swapped(self) -> list[list[tuple[int, float]]]:
+        """Return (version, time of its first answer) of each consumer's deliveries."""
+        found = [follower.status().deliveries for follower in self._followers]
+        return [[(each.ref.version, each.swapped_at) for each in deliveries] for deliveries in found]
+
+    def close(self) -> None:
+        """Disconnect."""
+        for follower in self._followers:
+            follower.close()
+
+    def _ask(self, follower: Any, period_s: float) -> None:
+        due = time.monotonic()
+        try:
+            while self._asking.is_set():
+                answer = follower.infer(None)
+                self._at.append(time.time())
+                self._mixed += answer.outputs != (answer.ref.version, answer.ref.version)
+                due = max(due + period_s, time.monotonic() - period_s)
+                if period_s:
+                    time.sleep(max(due - time.monotonic(), 0.0))
+        except Exception as exc:  # noqa: BLE001  raised again by `end`
+            self._errors.append(exc)
+
+
+@dataclass
+class _Phases:
+    """Figures of one rate: deliveries in seconds; answers per second during, beside and without updates."""
+
+    deliveries_s: list[float] = field(default_factory=list)
+    during: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+    without: list[float] = field(default_factory=list)
+    mixed: int = 0
+
+
+def _crowd(report: Report, repo: Any, number: int, tensors: Tensors, plan: Plan, floor: Sample) -> None:
+    """Measure one number of consumers, as fast as they can and at half that rate."""
+    from tensorvine.actors import Publisher
+
+    name, versions, processes = f"crowd/{number}", count(1), min(number, PROCESSES)
+    shares = [number // processes + (place < number % processes) for place in range(processes)]
+
+    def publish() -> tuple[int, float]:
+        version = next(versions)
+        for tensor in tensors.values():
+            tensor.fill(version)
+        at = time.time()
+        found = publisher.publish(tensors).committed(TIMEOUT_S).ref.version
+        expect(found == version, "consumers", f"version {version}")
+        return version, at
+
+    def updates() -> dict[int, float]:
+        """Publish versions; return when each was handed over, in seconds since the epoch."""
+        handed: dict[int, float] = {}
+        for _ in range(plan.updates):
+            time.sleep(plan.pause_s)
+            version, at = publish()
+            handed[version] = at
+        time.sleep(plan.pause_s)
+        return handed
+
+    def measured(period_s: float) -> _Phases:
+        """Ask at one rate, with and without updates in turn."""
+        found = _Phases()
+        crowd.all("begin", period_s)  # a first phase, which warms up
+        updates()
+        crowd.all("end")
+        for turn in range(plan.phases):
+            for updating in (turn % 2 == 0, turn % 2 == 1):
+                quiet()
+                crowd.all("begin", period_s)
+                begun = time.time()
+                handed = updates() if updating else {}
+                if not updating:
+                    time.sleep((plan.updates + 1) * plan.pause_s)
+                ended = time.time()
+                if updating:
+                    crowd.all("wait_for", max(handed))
+                asked = crowd.all("end")
+                at = np.sort(np.concatenate([np.array(times) for times, _ in asked]))
+                found.mixed += sum(mixed for _, mixed in asked)
+                each = [delivered for part in crowd.all("swapped") for delivered in part]
+                last = [max(min(at for had, at in one if had >= version) for one in each) for version in handed]
+                spans = list(zip(handed.values(), last, strict=True))
+                found.deliveries_s += [end - start for start, end in spans]
+                if updating:
+                    found.during.append(rate(at, joined(spans)))
+                (found.beside if updating else found.without).append(rate(at, [(begun, ended)]))
+        return found
+
+    with (
+        Fleet(Followers, [(repo.name, name, share) for share in shares]) as crowd,
+        Publisher(repo, name, schedule=1, keep=2) as publisher,
+    ):
+        publish()
+        crowd.all("wait_for", 1, timeout=START_TIMEOUT_S)
+        fastest = measured(0.0)
+        slower = measured(number / (HALF * median(fastest.without)))
+    for how, found in (("as fast as they can", fastest), ("at half that rate", slower)):
+        without = median(found.without)
+        share, beside = median(found.during) / without, median(found.beside) / without
+        report.add(
+            f"{number} asked {how}: the last one has it",
+            sample(found.deliveries_s),
+            total_bytes(tensors),
+            floor=(ONE_COPY, floor),
+            goals=[
+                Goal("of the answers per second without updates, within them", share, at_least=LIMIT_SHARE),
+                Goal("and with the pauses between them", beside, at_least=LIMIT_SHARE),
+                Goal("answers of more than one version", found.mixed, at_most=0),
+            ],
+            headline=found is fastest and number == plan.counts[-1],
+            consumers=number,
+            answers_per_s=without,
+            share=share,
+            share_beside=beside,
+        )
+
+
+def rate(at: Any, spans: Sequence[tuple[float, float]]) -> float:
+    """Return the answers per second within spans of time; `at` are the sorted times of the answers.
+
+    >>> rate(np.array([0.5, 1.5, 1.6, 9.0]), [(1.0, 2.0), (8.0, 11.0)])
+    0.75
+    """
+    edges = np.searchsorted(at, np.array(spans))
+    return float((edges[:, 1] - edges[:, 0]).sum() / sum(end - start for start, end in spans))
+
+
+def joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join spans of time that overlap; they are sorted by their beginnings.
+
+    >>> joined([(0, 2), (1, 3), (5, 6)])
+    [(0, 3), (5, 6)]
+    """
+    found: list[tuple[float, float]] = []
+    for start, end in spans:
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+# ---- the training -----------------------------------------------------------------------------------------
+
+
+def _pace(report: Report, repo: Any, iterations: int, pairs: int) -> None:
+    """Train with and without publishing, in turn; a first pair does not count."""
+    import torch
+    from tensorvine.actors import Consumer
+
+    from .core.trainings import learner
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found: list[tuple[float, float, Any]] = []
+    try:
+        run = learner("nt3")
+        repo.save_model(NAME, run.model)
+        with Consumer.start(repo, NAME, _net) as consumer, _asked(consumer):
+            start = run.state()
+            for turn in range(1 + pairs):
+                took: dict[bool, tuple[float, Any]] = {}
+                for publishing in (turn % 2 == 0, turn % 2 == 1):
+                    run.restore(start)
+                    gc.collect()
+                    quiet()
+                    took[publishing] = _train(run, repo if publishing else None, iterations)
+                found.append((took[True][0], took[False][0], took[True][1]))
+    finally:
+        torch.set_num_threads(threads)
+    found = found[1:]
+    slower = 100 * (median(mine / alone for mine, alone, _ in found) - 1)
+    stalled = [100 * sum(each.stall_s for each in made.updates) / alone for _, alone, made in found]
+    report.add(
+        "a training that publishes",
+        sample([mine for mine, _, _ in found]),
+        found[0][2].updates[0].bytes_written,
+        peer=("one that does not", sample([alone for _, alone, _ in found])),
+        goals=[Goal("percent by which publishing slows the training", slower, at_most=LIMIT_PERCENT)],
+        slower_percent=slower,
+        stalled_percent=median(stalled),
+        updates=median(len(made.updates) for _, _, made in found),
+    )
+
+
+def _net() -> Any:
+    from .core.trainings import learner
+
+    return learner("nt3").model
 
 
 @contextmanager
-def _repository(store_bytes: int) -> Iterator[Repository]:
-    from tensorvine.actors import Repository
-    from tensorvine.clusters.local import LocalCluster
+def _asked(consumer: Any) -> Iterator[None]:
+    """Ask a consumer while the block runs."""
+    ending, batch = threading.Event(), np.zeros((1, 1, 600), np.float32)
 
-    with (
-        LocalCluster(object_store_bytes=GIB // 8),
-        Repository.start(NAME, shards=1, store_bytes=store_bytes) as repo,
-    ):
-        yield repo
+    def ask() -> None:
+        while not ending.wait(PERIOD_S):
+            consumer.infer(batch)
+
+    thread = threading.Thread(target=ask, name="ask", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
-# ---- crowds ---------------------------------------------------------------------------------------------
+def _train(run: Any, repo: Any, iterations: int) -> tuple[float, Any]:
+    """Train, with a publisher if there is a repository; return the seconds and the publisher's report."""
+    from tensorvine.actors import Publisher
+    from tensorvine.planner import PlanRequest
 
-
-class _Crowded:
-    """The measurements with one number of consumers."""
-
-    def __init__(self, repo: Repository, consumers: int, tensors: Any, plan: Plan, report: ConsumersReport) -> None:
-        self._repo = repo
-        self._consumers = consumers
-        self._tensors = tensors
-        self._plan = plan
-        self._report = report
-        self._versions = count(1)
-
-    def rows(self, copy_s: float) -> list[Row]:
-        """Measure at both rates.
-
-        Args:
-            copy_s: what one copy of the model takes.
-        """
-        from tensorvine.actors import Publisher
-
-        name = f"crowd/{self._consumers}"
+    start = time.perf_counter()
+    if repo is None:
+        for iteration in range(iterations):
+            run.step(iteration)
+        return time.perf_counter() - start, None
+    with Publisher(repo, NAME, PlanRequest(stop=iterations)) as publisher:
         start = time.perf_counter()
-        processes = min(self._consumers, PROCESSES)
-        with (
-            closing(Crowd(self._repo.name, name, self._consumers, processes)) as crowd,
-            Publisher(self._repo, name, schedule=1, keep=2) as publisher,
-        ):
-            self._publish(publisher)
-            crowd.wait_for(1)
-            self._report.notes.append(
-                f"consumers: {self._consumers}, in processes: {processes}; all answered after "
-                f"{seconds(time.perf_counter() - start)}; one process has {crowd.own_bytes() / MIB:.0f} MiB to itself"
-            )
-            fastest = self._measured(crowd, publisher, 0.0)
-            slower = self._measured(crowd, publisher, self._consumers / (HALF * median(fastest.without)))
-        return [self._row("as fast as they can", fastest, copy_s), self._row("at half that rate", slower, copy_s)]
-
-    def _measured(self, crowd: Crowd, publisher: Publisher, period_s: float) -> Phases:
-        """Ask at one rate, with and without updates in turn."""
-        found = Phases()
-        crowd.begin(period_s)  # a first phase, which warms up
-        self._updates(publisher)
-        crowd.end()
-        for turn in range(self._plan.phases):
-            for updating in (turn % 2 == 0, turn % 2 == 1):
-                quiet()
-                crowd.begin(period_s)
-                begun = time.time()
-                handed = self._updates(publisher) if updating else {}
-                if not updating:
-                    time.sleep((self._plan.updates + 1) * self._plan.pause_s)
-                ended = time.time()
-                if updating:
-                    crowd.wait_for(max(handed))
-                asked = crowd.end()
-                spans = list(zip(handed.values(), crowd.answered_from(list(handed)), strict=True))
-                found.deliveries_s += [end - start for start, end in spans]
-                found.mixed += asked.mixed
-                found.answers += len(asked.at)
-                if updating:
-                    found.during.append(asked.rate(_joined(spans)))
-                (found.beside if updating else found.without).append(asked.rate([(begun, ended)]))
-        return found
-
-    def _updates(self, publisher: Publisher) -> dict[int, float]:
-        """Publish versions; gives when each was handed over, in seconds since the epoch."""
-        handed: dict[int, float] = {}
-        for _ in range(self._plan.updates):
-            time.sleep(self._plan.pause_s)
-            version, at = self._publish(publisher)
-            handed[version] = at
-        time.sleep(self._plan.pause_s)
-        return handed
-
-    def _publish(self, publisher: Publisher) -> tuple[int, float]:
-        version = next(self._versions)
-        tagged(self._tensors, version)
-        at = time.time()
-        found = publisher.publish(self._tensors).committed(TIMEOUT_S).ref.version
-        if found != version:
-            raise RuntimeError(f"crowd: expected version {version} to be committed; found {found}")
-        return version, at
-
-    def _row(self, how: str, found: Phases, copy_s: float) -> Row:
-        without = median(found.without)
-        share, beside = median(found.during) / without, median(found.beside) / without
-        goals = (
-            Goal("of the answers per second without updates, within them", share, at_least=LIMIT_SHARE),
-            Goal("and with the pauses between them", beside, at_least=LIMIT_SHARE),
-            Goal("answers of more than one version", found.mixed, at_most=0),
-        )
-        facts = {
-            "consumers": self._consumers,
-            "answers_per_s": without,
-            "answers_per_s_in_updates": median(found.during),
-            "answers_per_s_beside_updates": median(found.beside),
-            "share": share,
-            "share_beside": beside,
-            "answers": found.answers,
-            "versions": len(found.deliveries_s),
-        }
-        case = f"{self._consumers} asked {how}: the last one has it"
-        size, last = total_bytes(self._tensors), Sample(tuple(found.deliveries_s))
-        return Row(case, last, size, limit=ONE_COPY, limit_s=copy_s, goals=goals, facts=facts)
-
-
-def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join spans of time that overlap; they are sorted by their beginnings.
-
-    >>> _joined([(0, 2), (1, 3), (5, 6)])
-    [(0, 3), (5, 6)]
-    """
-    joined: list[tuple[float, float]] = []
-    for start, end in spans:
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
+        for iteration in range(iterations):
+            publisher.step(run.step(iteration), run.model)
+        took = time.perf_counter() - start
+        publisher.finish()
+        return took, publisher.report()

@@ -1,147 +1,160 @@
-"""Shards join and drain while models are read and saved: 2 -> 4 -> 3.
+"""Shards that join and drain (2 -> 4 -> 3) during reads and saves, compared with copying everything.
 
 The models are candidates of a search: each inherits half of its tensors from its parent. One process reads models at
-random, one saves new ones, before, during and after each change. The peer is what one does where the number of shards
-is fixed: a second repository with the new number of shards, and everything copied into it, by one client. The floor
-is one memory copy of the tensors that had to move; a change that moves none has no floor.
+random, one saves new ones, before, during and after each change. The peer is the way without elastic shards: a second
+repository with the new number of shards, and everything copied into it by one client. The floor is one memory copy of
+the tensors that had to move; a change that moves none has no floor.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tensorvine.store import Layer, ModelGraph, ModelRef
 
-from .measure import GIB, MIB, Effort, Goal, Report, Row, Sample, copy_floor, progress
-from .session import NAME, repository
-from .traffic import Served, Traffic
+from .core.clusters import NAME, repository
+from .core.fleet import Fleet
+from .core.measure import GIB, MIB, copy_floor, expect, progress, sample, timed, wait_until
+from .core.report import Effort, Goal, Report
 
-if TYPE_CHECKING:
-    from tensorvine.actors import Repository
-
-PEER = "a new repository, all copied"
-FLOOR = "one warm memory copy of what moved"
-MOVED_GOAL = 0.6
-READ_GOAL_S = 1.0
-STEADY_S = 2.0
-STEADY_REQUESTS = 50
-"""That each process has had served before a change begins, however busy the machine is."""
-SCALE_TIMEOUT_S = 300.0
-LAYERS = 8
+PEER, FLOOR = "a new repository, all copied", "one warm memory copy of what moved"
+MOVED_GOAL, READ_GOAL_S = 0.6, 1.0
+STEADY_S, STEADY_REQUESTS = 2.0, 50
+"""Time of traffic before a change, and requests of each process in it at least."""
+SCALE_TIMEOUT_S, REQUEST_S, LAYERS, SAVED_BYTES = 300.0, 60.0, 8, 4096
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much to measure."""
-
-    models: int
-    layer_bytes: int
-
-    @property
-    def stored_bytes(self) -> int:
-        """About what is stored: a candidate writes half of its layers."""
-        return self.models * LAYERS // 2 * self.layer_bytes
-
-
-SIZES = {
-    Effort.QUICK: Sizes(200, MIB // 64),
-    Effort.NORMAL: Sizes(4_000, MIB // 16),
-    Effort.FULL: Sizes(4_000, MIB // 16),
-}
-
-
-def run(effort: Effort) -> Report:
+def run(report: Report) -> None:
     """Measure both changes on one repository."""
-    sizes = SIZES[effort]
-    report = Report("elastic")
-    room = max(2 * sizes.stored_bytes, 64 * MIB)
+    models, layer_bytes = report.pick(quick=(24, 4096), normal=(4_000, MIB // 16))
+    room = max(models * LAYERS * layer_bytes, 64 * MIB)
     with repository(GIB, shards=2, store_bytes=room) as repo:
-        progress(f"{sizes.models} models")
-        refs = _fill(repo, sizes)
+        progress(f"{models} models")
+        refs = _fill(repo, models, layer_bytes)
         for shards in (4, 3):
             progress(f"copying all into a new repository of {shards} shards")
-            theirs_s = _copy_all(repo, refs, shards, room)
+            theirs_s, _ = timed(lambda shards=shards: _copy_all(repo, refs, shards, room))
             progress(f"scaling to {shards} shards")
-            report.add(_change(repo, refs, shards, theirs_s), headline=shards == 4)
-    return report
+            _change(report, repo, refs, shards, theirs_s)
 
 
-def _fill(repo: Repository, sizes: Sizes) -> list[ModelRef]:
-    """Save candidates; each takes the first half of its layers over from one before."""
-    rng = np.random.default_rng(0)
-    names = [f"layer{place}" for place in range(LAYERS)]
+def _fill(repo: Any, models: int, layer_bytes: int) -> list[ModelRef]:
+    """Save candidates; each inherits the first half of its layers from an earlier one."""
+    rng, names = np.random.default_rng(0), [f"layer{place}" for place in range(LAYERS)]
     refs: list[ModelRef] = []
-    for count in range(sizes.models):
+    for count in range(models):
         layers = [
             Layer(name, {"class": "Dense", "drawn": count if place >= LAYERS // 2 else 0}, (), (f"{name}/w",))
             for place, name in enumerate(names)
         ]
         written = names if not refs else names[LAYERS // 2 :]
-        tensors = {f"{name}/w": rng.integers(0, 255, sizes.layer_bytes, np.uint8) for name in written}
+        tensors = {f"{name}/w": rng.integers(0, 255, layer_bytes, np.uint8) for name in written}
         parent = refs[rng.integers(len(refs))] if refs else None
         inherit = {name: name for name in names if name not in written}
         refs.append(repo.save(f"search/{count}", tensors, graph=ModelGraph(layers), parent=parent, inherit=inherit).ref)
     return refs
 
 
-def _copy_all(repo: Repository, refs: list[ModelRef], shards: int, room: int) -> float:
+def _copy_all(repo: Any, refs: list[ModelRef], shards: int, room: int) -> None:
     from tensorvine.actors import Repository
 
-    began = time.perf_counter()
     with Repository.start(f"{NAME}-anew", shards=shards, store_bytes=2 * room, preallocate_bytes=0) as anew:
         for ref in refs:
             anew.save(ref.name, repo.load(ref), graph=repo.graph(ref))
-        return time.perf_counter() - began
 
 
-def _change(repo: Repository, refs: list[ModelRef], shards: int, theirs_s: float) -> Row:
-    traffic = Traffic(NAME, refs, readers=1, savers=1)
-    steady = threading.Event()
-    start = time.monotonic()
-    steady.wait(STEADY_S)
-    traffic.wait_for(STEADY_REQUESTS)
-    begin = time.monotonic()
-    moved = repo.scale(shards, timeout=SCALE_TIMEOUT_S)
-    end = time.monotonic()
-    steady.wait(STEADY_S)
-    reads, saves = traffic.stop()
-    if reads.failed or saves.failed:
-        raise RuntimeError(f"elastic: expected every request to succeed; found {[*reads.failed, *saves.failed][:3]}")
-    share = moved.metadata_bytes_moved / max(moved.metadata_bytes_total, 1)
-    during = reads.between(begin, end)
-    return Row(
+def _change(report: Report, repo: Any, refs: list[ModelRef], shards: int, theirs_s: float) -> None:
+    steady_s, requests = (0.1, 3) if report.effort is Effort.QUICK else (STEADY_S, STEADY_REQUESTS)
+    with Fleet(Traffic, [(NAME, refs, shards), (NAME, [], shards)], threads=2) as traffic:
+        traffic.all("wait_for", 1)
+        start = time.monotonic()
+        time.sleep(steady_s)
+        traffic.all("wait_for", requests)
+        begin = time.monotonic()
+        moved = repo.scale(shards, timeout=SCALE_TIMEOUT_S)
+        end = time.monotonic()
+        time.sleep(steady_s)
+        served = dict(zip(("reads", "saves"), traffic.all("end"), strict=True))
+    failed = [each for _, said in served.values() for each in said]
+    expect(not failed, "elastic", f"no failed request, not {failed[:3]}")
+    facts: dict[str, float] = {}
+    for what, (requested, _) in served.items():
+        during = _under_way(requested, begin, end)
+        facts[f"{what}_per_s_before"] = len(_under_way(requested, start, begin)) / (begin - start)
+        facts[f"{what}_per_s_during"] = len(during) / (end - begin)
+        facts[f"longest_{what[:-1]}_during_s"] = max(during, default=0.0)
+    share, tensor_bytes = moved.metadata_bytes_moved / max(moved.metadata_bytes_total, 1), moved.tensor_bytes_moved
+    goals = [
+        Goal("part of the metadata that moved", share, at_most=MOVED_GOAL),
+        Goal("longest read during it, s", facts["longest_read_during_s"], at_most=READ_GOAL_S),
+    ]
+    if shards == 4:
+        goals.append(Goal("bytes of tensors moved", tensor_bytes, at_most=0))
+    report.add(
         f"{moved.shards_before} -> {moved.shards_after} shards",
-        Sample((end - begin,)),
+        sample(end - begin),
         repo.stats().bytes_memory,
-        PEER,
-        Sample((theirs_s,)),
-        FLOOR if moved.tensor_bytes_moved else None,
-        copy_floor(moved.tensor_bytes_moved).median if moved.tensor_bytes_moved else None,
-        goals=(
-            Goal("part of the metadata that moved", share, at_most=MOVED_GOAL),
-            Goal("longest read during it, s", during.longest_s, at_most=READ_GOAL_S),
-            *([Goal("bytes of tensors moved", moved.tensor_bytes_moved, at_most=0)] if shards == 4 else []),
-        ),
-        facts={
-            "names_moved": moved.names_moved,
-            "metadata_bytes_moved": moved.metadata_bytes_moved,
-            "metadata_bytes_total": moved.metadata_bytes_total,
-            "tensor_bytes_moved": moved.tensor_bytes_moved,
-            **_rates("reads", reads, start, begin, end),
-            **_rates("saves", saves, start, begin, end),
-        },
+        peer=(PEER, sample(theirs_s)),
+        floor=(FLOOR, copy_floor(tensor_bytes)) if tensor_bytes else None,
+        goals=goals,
+        headline=shards == 4,
+        metadata_bytes_moved=moved.metadata_bytes_moved,
+        metadata_bytes_total=moved.metadata_bytes_total,
+        tensor_bytes_moved=tensor_bytes,
+        **facts,
     )
 
 
-def _rates(what: str, served: Served, start: float, begin: float, end: float) -> dict[str, float]:
-    """Return requests a second before and during a change."""
-    before, during = served.between(start, begin), served.between(begin, end)
-    return {
-        f"{what}_per_s_before": len(before.took_s) / (begin - start),
-        f"{what}_per_s_during": len(during.took_s) / (end - begin),
-        f"longest_{what[:-1]}_during_s": during.longest_s,
-    }
+def _under_way(requested: Sequence[tuple[float, float]], begin: float, end: float) -> list[float]:
+    """Return the times of the requests that were under way at any time of a span.
+
+    >>> _under_way([(0.0, 0.5), (1.0, 1.5), (2.0, 0.1), (3.0, 1.0)], 2.2, 3.5)
+    [1.5, 1.0]
+    """
+    return [took for began, took in requested if began < end and began + took > begin]
+
+
+class Traffic:
+    """A process that reads models at random, or saves new ones if it has none to read."""
+
+    def __init__(self, name: str, refs: list[ModelRef], run: int) -> None:
+        from tensorvine.actors import Repository
+
+        self._repo, self._refs, self._run = Repository.connect(name), refs, run
+        self._rng = np.random.default_rng(run)
+        self._requested: list[tuple[float, float]] = []
+        self._failed: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+        self._thread.start()
+
+    def wait_for(self, requests: int) -> None:
+        """Wait for a number of requests."""
+        wait_until(lambda: len(self._requested) >= requests, f"{requests} requests")
+
+    def end(self) -> tuple[list[tuple[float, float]], list[str]]:
+        """Stop; return when each request began and how long it took, and the errors."""
+        self._ended.set()
+        self._thread.join(REQUEST_S)
+        return self._requested, self._failed
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._repo.close()
+
+    def _go_on(self) -> None:
+        while not self._ended.is_set():
+            start = time.monotonic()
+            try:
+                if self._refs:
+                    self._repo.load(self._refs[self._rng.integers(len(self._refs))], timeout=REQUEST_S)
+                else:
+                    tensors = {"w": self._rng.integers(0, 255, SAVED_BYTES, dtype=np.uint8)}
+                    self._repo.save(f"traffic/{self._run}-{len(self._requested)}", tensors, timeout=REQUEST_S)
+            except Exception as exc:  # noqa: BLE001  part of the result
+                self._failed.append(f"{type(exc).__name__}: {exc}")
+            self._requested.append((start, time.monotonic() - start))

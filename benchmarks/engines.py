@@ -1,227 +1,233 @@
-"""Dask as the engine beside Ray: saves, loads, queries, updates, calls, a shard that is killed, and the start.
+"""Dask as the engine, compared with Ray: saves, loads, updates, calls between nodes, a killed shard, and the start.
 
 Rules
-- Each engine has a process of its own, with a cluster of its own (`engines_part`). The two take turns of about a
-  second, in each turn the other one first; who has no turn has nothing to do. Starts are measured with nothing
-  beside them.
-- Ours is the repository on Dask, the peer the same one on Ray. Times of all turns are taken together.
-- Floors are measured in the same processes, in turn with what stands beside them.
+- Each engine has a process of its own, with a cluster of its own. The two take turns of about a second, in each turn
+  the other one first; the engine without a turn is idle. Starts are measured alone.
+- Times of all turns are taken together. Floors are measured in the same processes, in turn.
 - Two hosts are two nodes of one machine, which call each other by TCP: two raylets, or two workers of Dask that have
   agents of their own.
+- Users' calls with their default options are timed. Models are new each time, and retired untimed.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import IO, cast
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-from .engines_part import (
-    BYTE,
-    BYTES,
-    CALL,
-    COPY,
-    DASK,
-    FIRST_LOAD,
-    IMPORT,
-    IN_FLIGHT,
-    INFO,
-    KILLED,
-    LOAD,
-    QUERY,
-    RAY,
-    SAVE,
-    SMALL_SAVE,
-    START,
-    UPDATE,
-    Amount,
-    Part,
-    Times,
+from .calls import connected, echo, small_saves
+from .core.clusters import NAME, Names, raylets, retire
+from .core.fleet import Program
+from .core.measure import (
+    GIB,
+    MIB,
+    Action,
+    Sample,
+    alternate,
+    buffers_like,
+    copying,
+    equal,
+    expect,
+    progress,
+    quiet,
+    sample,
+    timed,
 )
-from .measure import MIB, Effort, Goal, Report, Row, Sample, progress
+from .core.models import synthetic
+from .core.report import Goal, Report
+from .update_latency import Mapped, updated, values_at
 
-PART_TIMEOUT_S = 900.0
-END_S = 60.0
-FLOORS: dict[Part, dict[str, str]] = {
-    Part.WITHIN: {
-        SAVE: COPY, LOAD: COPY, FIRST_LOAD: BYTE, SMALL_SAVE: BYTE, INFO: BYTE, QUERY: BYTE, UPDATE: COPY,
-        CALL: BYTE, IN_FLIGHT: BYTES, KILLED: IMPORT,
-    },
-    Part.BETWEEN: {CALL: BYTE, INFO: BYTE, SMALL_SAVE: BYTE},
-    Part.START: {START: IMPORT},
-}  # fmt: skip
-"""Part -> what is measured -> its floor."""
-OF_A_MODEL = (SAVE, LOAD, FIRST_LOAD, UPDATE)
-BOUNDS = {Part.WITHIN: 1.1, Part.BETWEEN: 1.5, Part.START: 1.0}
-"""Of Ray's time."""
-THROUGHPUT, BACK_S = 0.5, 5.0
-"""Of Ray's throughput; seconds."""
+RAY, DASK = "ray", "dask"
+SAVE, LOAD, SMALL_SAVE, UPDATE = "save", "load into buffers", "save of 1 KiB", "update"
+KILLED, START = "a killed shard serves from its path", "cluster and repository started"
+COPY, BYTE, IMPORT = "one warm memory copy", "one byte there and back", "a Python that imports the library"
+"""The floors."""
+LAYERS, EACH, TIMEOUT_S, BACK_S = 10, 3, 120.0, 5.0
+Times = dict[str, list[float]]
 
 
-PROGRAM = (sys.executable, "-m", "benchmarks.engines_part")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much to measure."""
-
-    rounds: Mapping[Part, int]
-    """How often each engine's cluster is started anew."""
-    amount: Amount
-
-
-PLANS = {
-    Effort.QUICK: Plan(dict.fromkeys(Part, 1), Amount(8 * MIB, graphs=300, warmup=1, turns=3, calls=20, kills=1)),
-    Effort.NORMAL: Plan(
-        {Part.WITHIN: 2, Part.BETWEEN: 1, Part.START: 5},
-        Amount(64 * MIB, graphs=3_000, warmup=3, turns=15, calls=30, kills=3),
-    ),
-    Effort.FULL: Plan(
-        {Part.WITHIN: 5, Part.BETWEEN: 4, Part.START: 15},
-        Amount(256 * MIB, graphs=10_000, warmup=3, turns=20, calls=30, kills=3),
-    ),
-}
-
-
-def run(effort: Effort) -> Report:
-    """Measure both engines in turn.
-
-    Raises:
-        RuntimeError: one of the processes failed; says what it printed.
-    """
-    plan, report = PLANS[effort], Report("engines")
-    for part in Part:
+def run(report: Report) -> None:
+    """Measure both engines in turn."""
+    size, turns, kills, rounds = report.pick(
+        quick=(MIB, (0, 1), 1, (1, 1, 1)), normal=(64 * MIB, (3, 15), 3, (2, 1, 5))
+    )
+    parts: Sequence[tuple[str, Any, dict[str, str], float, tuple[Any, ...]]] = (
+        (
+            "within a node",
+            within,
+            {SAVE: COPY, LOAD: COPY, SMALL_SAVE: BYTE, UPDATE: COPY, KILLED: IMPORT},
+            1.1,
+            (size, *turns, kills),
+        ),
+        ("between nodes", between, {SMALL_SAVE: BYTE}, 1.5, turns),
+        ("start", start, {START: IMPORT}, 1.0, ()),
+    )
+    for (name, measure, floors, bound, arguments), count in zip(parts, rounds, strict=True):
         found: dict[str, list[Times]] = {DASK: [], RAY: []}
-        for number in range(plan.rounds[part]):
-            progress(f"{part.value}, round {number + 1} of {plan.rounds[part]}")
+        for number in range(count):
+            progress(f"{name}, round {number + 1} of {count}")
             order = (DASK, RAY) if number % 2 else (RAY, DASK)
-            if part is Part.START:
-                for engine in order:
-                    found[engine] += together((engine,), part, plan.amount)[engine]
-                continue
-            for engine, times in together(order, part, plan.amount).items():
-                found[engine] += times
-        for row in rows(part, found[DASK], found[RAY], plan.amount.model_bytes):
-            report.add(row, headline=part is Part.WITHIN and row.case.endswith(SAVE))
-    return report
+            for engines in [[each] for each in order] if measure is start else [list(order)]:
+                _together(engines, measure, arguments, found)
+        for case, floor in floors.items():
+            ours, theirs = (_pooled(found[engine], case) for engine in (DASK, RAY))
+            goals = [Goal("of Ray's time", ours.median / theirs.median, at_most=bound)]
+            if case == KILLED:
+                both = (("Dask", ours), ("Ray", theirs))
+                goals = [Goal(f"seconds until it serves, on {each}", it.median, at_most=BACK_S) for each, it in both]
+            report.add(
+                f"{name}: {case}",
+                ours,
+                size if case in (SAVE, LOAD, UPDATE) else 0,
+                peer=("on Ray", theirs),
+                floor=(floor, _pooled([*found[DASK], *found[RAY]], floor)),
+                goals=goals,
+                headline=case == SAVE,
+            )
 
 
-def together(engines: Sequence[str], part: Part, amount: Amount) -> dict[str, list[Times]]:
-    """Have engines take turns until they have measured all; gives the times of each one's turns."""
-    found: dict[str, list[Times]] = {engine: [] for engine in engines}
+def _together(engines: list[str], measure: Any, arguments: tuple[Any, ...], found: dict[str, list[Times]]) -> None:
+    """Let engines take turns until they have measured everything."""
     with ExitStack() as stack:
-        halves = [stack.enter_context(closing(Half(engine, part, amount))) for engine in engines]
+        programs = {each: stack.enter_context(Program(measure, each, *arguments)) for each in engines}
         going = True
         while going:
-            for half in halves:
-                times = half.turn()
+            for engine in engines:
+                times = programs[engine].ask()
                 going = times is not None
-                found[half.engine] += [times] if times is not None else []
-            halves.reverse()
-    return found
+                found[engine] += [times] if times is not None else []
+            engines = engines[::-1]
 
 
-class Half:
-    """The process of one engine.
+def _pooled(turns: Sequence[Times], case: str) -> Sample:
+    return sample([took for times in turns for took in times.get(case, ())])
 
-    Args:
-        engine: which.
-        part: what it measures.
-        amount: how much.
-    """
 
-    def __init__(self, engine: str, part: Part, amount: Amount) -> None:
-        self.engine = engine
-        self._part = part
-        environment = {**os.environ, "RAY_ADDRESS": "local"}  # no cluster of others
-        environment.pop("DASK_SCHEDULER_ADDRESS", None)
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [*PROGRAM, engine, part.value, json.dumps(asdict(amount))],
-            cwd=Path(__file__).parents[1],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
+# ---- in the processes: each yields the times of a turn ----------------------------------------------------
+
+
+def within(engine: str, nbytes: int, warmup: int, turns: int, kills: int) -> Iterator[Times]:
+    """Measure on one node."""
+    import socket
+
+    from tensorvine.actors import Consumer, Publisher, Repository
+
+    with (
+        Repository.start(NAME, engine=engine) as repo,
+        Consumer.start(repo, "net", Mapped) as consumer,
+        Publisher(repo, "net", 1, keep=1) as publisher,
+        echo(socket.socketpair()) as byte,
+    ):
+        tensors, names = synthetic(nbytes, LAYERS).tensors(), Names("model")
+        buffers, published = buffers_like(tensors), {name: each.copy() for name, each in tensors.items()}
+        kept, small = repo.save(names.fresh(), tensors).ref, small_saves(repo, 0)
+        for turn in range(warmup + turns):
+            left = repo.stats().bytes_memory
+            actions: dict[str, Action] = {
+                SAVE: (
+                    lambda: repo.save(names.fresh(), tensors),
+                    lambda saved, left=left: retire(repo, saved.ref, left),
+                ),
+                LOAD: lambda: repo.load(kept, into=buffers),
+                COPY: copying(tensors, buffers),
+            }
+            found = _times(actions, EACH)
+            for each in published.values():
+                each += 1
+            quiet(since=time.monotonic())
+            handed, _, delivery = updated(publisher, consumer, published)
+            found[UPDATE] = [delivery.swapped_at - handed]
+            found |= _times({SMALL_SAVE: small, BYTE: byte}, 30 if turns > 1 else 2)
+            yield found if turn >= warmup else {}
+        repo.load(kept, into=buffers)
+        expect(equal(buffers, tensors), "engines", "the saved tensors")
+        answer = consumer.infer(5, TIMEOUT_S).outputs
+        expect(answer == values_at(published, 5), "engines", "the published values")
+        for _ in range(kills):
+            yield {KILLED: [killed(engine)], IMPORT: [_import_s()]}
+
+
+def between(engine: str, warmup: int, turns: int) -> Iterator[Times]:
+    """Measure saves to a shard on another node."""
+    from tensorvine.actors import Repository
+
+    options: dict[str, Any] = {"shards": 2, "store_bytes": GIB // 8, "preallocate_bytes": 0}
+    with (
+        NODES[engine]() as running,
+        Repository.start(NAME, engine=running, **options) as repo,
+        echo(connected()) as byte,
+    ):
+        session = repo._session
+        nodes = {shard: session.connection(shard).hello.node for shard in session.shards}
+        expect(
+            sum(node == session.node for node in nodes.values()) == 1, "engines", f"one shard on each node in {nodes}"
         )
-        self._asked, self._told = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
-        self._late = threading.Timer(PART_TIMEOUT_S, self._process.kill)
-        self._late.daemon = True
-        self._late.start()
-
-    def turn(self) -> Times | None:
-        """Have it measure once; None: it has measured all.
-
-        Raises:
-            RuntimeError: it has ended; says what it printed.
-        """
-        line = ""
-        with suppress(BrokenPipeError):
-            self._asked.write("\n")
-            self._asked.flush()
-            line = self._told.readline()
-        if not line:
-            status = self._process.wait(END_S)
-            self._log.seek(0)
-            raise RuntimeError(
-                f"benchmark engines, {self._part.value}, {self.engine}: expected figures; found exit status {status}\n"
-                f"{self._log.read()[-5000:]}"
-            )
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End it, with its cluster."""
-        try:
-            with suppress(BrokenPipeError):  # it has ended
-                self._asked.close()
-            self._process.wait(END_S)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._late.cancel()
-            self._told.close()
-            self._log.close()
+        shard = next(shard for shard, node in nodes.items() if node != session.node)
+        actions: dict[str, Action] = {SMALL_SAVE: small_saves(repo, shard), BYTE: byte}
+        for turn in range(warmup + turns):
+            found = _times(actions, 30 if turns > 1 else 2)
+            yield found if turn >= warmup else {}
 
 
-def rows(part: Part, dask: Sequence[Times], ray: Sequence[Times], model_bytes: int) -> list[Row]:
-    """Return the rows of one part.
+def start(engine: str) -> Iterator[Times]:
+    """Measure the start of a cluster with a repository, until a client is connected."""
+    from tensorvine.actors import Repository
 
-    Args:
-        part: which.
-        dask: times of each turn.
-        ray: the same.
-        model_bytes: of a model.
-    """
-    made: list[Row] = []
-    for case, floor in FLOORS[part].items():
-        ours, theirs, least = pooled(dask, case), pooled(ray, case), pooled([*dask, *ray], floor)
-        size = model_bytes if case in OF_A_MODEL else 0
-        goals = _goals(part, case, ours, theirs)
-        made.append(Row(f"{part.value}: {case}", ours, size, "on Ray", theirs, floor, least.median, goals))
-    return made
+    floor_s, began = _import_s(), time.perf_counter()
+    with Repository.start(NAME, engine=engine):
+        yield {START: [time.perf_counter() - began], IMPORT: [floor_s]}
 
 
-def pooled(turns: Sequence[Times], case: str) -> Sample:
-    """Take the times of all turns together."""
-    return Sample(tuple(took for times in turns for took in times.get(case, ())))
+def killed(engine: str) -> float:
+    """Return the seconds from a shard's death until its next incarnation returned a version from the path."""
+    from tensorvine.actors import Repository
+
+    tensors = synthetic(MIB, LAYERS).tensors()
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder, ExitStack() as stack:
+        options: dict[str, Any] = {"path": folder, "store_bytes": GIB // 8, "preallocate_bytes": 0, "engine": engine}
+        repo = stack.enter_context(Repository.start("kept", shards=1, **options))
+        ref = repo.save("model", tensors, durability="disk").ref
+        reader = stack.enter_context(Repository.connect("kept", engine=engine))
+        pid = reader._session.connection(0).hello.pid
+        began = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        found = reader.load(ref, timeout=TIMEOUT_S)
+        took = time.perf_counter() - began
+        expect(equal(found, tensors), "engines", "the tensors of the path")
+        expect(reader._session.connection(0).hello.pid != pid, "engines", "another process")
+        return took
 
 
-def _goals(part: Part, case: str, ours: Sample, theirs: Sample) -> tuple[Goal, ...]:
-    share = ours.median / theirs.median
-    if case == IN_FLIGHT:
-        return (Goal("of Ray's throughput", 1 / share, at_least=THROUGHPUT),)
-    if case == KILLED:
-        return tuple(
-            Goal(f"seconds until it serves, {name}", sample.median, at_most=BACK_S)
-            for name, sample in (("on Dask", ours), ("on Ray", theirs))
-        )
-    return (Goal("of Ray's time", share, at_most=BOUNDS[part]),)
+def _import_s() -> float:
+    command = [sys.executable, "-c", "import tensorvine.actors"]
+    return timed(lambda: subprocess.run(command, check=True, timeout=TIMEOUT_S))[0]  # noqa: S603
+
+
+def _times(actions: dict[str, Action], count: int) -> Times:
+    return {name: list(found.times) for name, found in alternate(actions, rounds=count, warmup=0).items()}
+
+
+@contextmanager
+def _raylets() -> Iterator[str]:
+    with raylets(2, GIB // 4):
+        yield RAY
+
+
+@contextmanager
+def _dask_nodes() -> Iterator[Any]:
+    import dask.config
+
+    from tests.support.dask_cluster import dask_processes
+
+    with dask.config.set({"tensorvine.node": "one"}), dask_processes("one", "two") as (_, engine):
+        yield engine
+
+
+NODES: dict[str, Callable[[], Any]] = {RAY: _raylets, DASK: _dask_nodes}
+"""Engine -> starts two nodes, with this process on one of them; yields the value of `engine=`."""

@@ -1,8 +1,7 @@
-"""Saves that change a part of the tensors (EvoStore, section 5.4), beside h5py, which writes everything.
+"""Saves that change 25 to 100% of the tensors, compared with h5py (EvoStore, section 5.4).
 
-The parent stays; each child is retired after its save. `inherit={...}` is EvoStore's case, where the caller
-knows which layers were frozen; with `inherit="auto"` the repository finds the unchanged tensors by their
-bytes.
+The parent stays; each child is retired after its save. `inherit={...}` is EvoStore's case, where the caller knows which
+layers were frozen. With `inherit="auto"` the repository finds the unchanged tensors by their bytes.
 """
 
 from __future__ import annotations
@@ -10,130 +9,102 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from .architectures import Architecture, synthetic
-from .measure import (
-    GIB,
-    MIB,
-    ONE_COPY,
-    Action,
-    Effort,
-    Goal,
-    Report,
-    Row,
-    Sample,
-    Tensors,
-    alternate,
-    buffers_like,
-    copy_action,
-    total_bytes,
-)
-from .peers import H5py
-from .session import Names, repository, retire
-
-if TYPE_CHECKING:
-    from tensorvine.actors import Repository
+from .core.clusters import Names, repository, retire
+from .core.measure import GIB, MIB, ONE_COPY, Action, Sample, Tensors, alternate, buffers_like, copying, total_bytes
+from .core.models import Architecture, synthetic
+from .core.peers import H5py
+from .core.report import Effort, Goal, Report
 
 LAYERS = 100
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-Inherit = Mapping[str, str] | Literal["auto"]
+WAYS = ("explicit", "auto")
+ROUNDS = 5
 
 
-def run(effort: Effort) -> Report:
+def run(report: Report) -> None:
     """Measure all fractions, both ways of inheriting."""
-    size, store = (128 * MIB, GIB) if effort is Effort.QUICK else (GIB, 4 * GIB)
-    report = Report("incremental")
-    with repository(store) as repo, tempfile.TemporaryDirectory(prefix="incremental-") as folder:
+    size = report.pick(quick=4 * MIB, normal=GIB)
+    with repository(4 * size + GIB // 4) as repo, tempfile.TemporaryDirectory(prefix="incremental-") as folder:
         _Family(repo, synthetic(size, LAYERS), Path(folder)).measure(report)
-    return report
 
 
 class _Family:
-    """A parent, and children that change their last layers."""
+    """A parent, and children that change its last layers."""
 
-    def __init__(self, repo: Repository, architecture: Architecture, folder: Path) -> None:
-        self._repo = repo
-        self._architecture = architecture
-        self._tensors = architecture.tensors(seed=0)
-        self._changed = architecture.tensors(seed=1)
-        self._buffers = buffers_like(self._tensors)
-        self._file = folder / "model.h5"
+    def __init__(self, repo: Any, model: Architecture, folder: Path) -> None:
+        self._repo, self._model, self._file = repo, model, folder / "model.h5"
+        self._tensors, self._changed = model.tensors(seed=0), model.tensors(seed=1)
+        self._size = total_bytes(self._tensors)
         self._names = Names("child")
-        self._peer = H5py()
-        self._peer.hold(self._changed)
-        self._parent = repo.save("parent", self._tensors, graph=architecture.graph).ref
+        self._parent = repo.save("parent", self._tensors, graph=model.graph).ref
 
     def measure(self, report: Report) -> None:
-        actions = {"h5py": Action(lambda: self._peer.save(self._file), lambda _: self._peer.remove(self._file))}
+        peer, buffers = H5py(), buffers_like(self._tensors)
+        peer.hold(self._changed)
+        actions: dict[str, Action] = {"h5py": (lambda: peer.save(self._file), lambda _: peer.remove(self._file))}
         for fraction in FRACTIONS:
-            changed = self._changed_part(fraction)
-            actions[f"{ONE_COPY} {fraction}"] = copy_action(changed, self._buffers)
-            for way in ("explicit", "auto"):
-                actions[f"{way} {fraction}"] = self._save_action(fraction, way)
-        found = alternate(actions, rounds=5)
+            actions[f"{ONE_COPY} {fraction}"] = copying(self._changed_part(fraction), buffers)
+            for way in WAYS:
+                actions[f"{way} {fraction}"] = self._action(fraction, way)
+        found = alternate(actions, rounds=1 if report.effort is Effort.QUICK else ROUNDS)
         for fraction in FRACTIONS:
-            for way in ("explicit", "auto"):
-                row = self._row(fraction, way, found)
-                report.add(row, headline=fraction == FRACTIONS[0] and way == "explicit")
-        report.add(self._metadata())
+            for way in WAYS:
+                self._row(report, fraction, way, found)
+        self._metadata(report)
 
     def _frozen(self, fraction: float) -> dict[str, str]:
-        weighted = [layer.name for layer in self._architecture.graph.layers if layer.tensors]
+        weighted = [layer.name for layer in self._model.graph.layers if layer.tensors]
         return {name: name for name in weighted[: round(len(weighted) * (1 - fraction))]}
 
     def _changed_part(self, fraction: float) -> Tensors:
-        kept = set(self._architecture.tensors_of(list(self._frozen(fraction))))
+        kept = set(self._model.tensors_of(list(self._frozen(fraction))))
         return {name: tensor for name, tensor in self._changed.items() if name not in kept}
 
-    def _save(self, tensors: Tensors, inherit: Inherit) -> Any:
-        graph = self._architecture.graph
+    def _save(self, tensors: Tensors, inherit: Mapping[str, str] | Literal["auto"]) -> Any:
+        graph = self._model.graph
         return self._repo.save(self._names.fresh(), tensors, graph=graph, parent=self._parent, inherit=inherit)
 
-    def _save_action(self, fraction: float, way: str) -> Action:
-        changed = self._changed_part(fraction)
-        after = lambda saved: retire(self._repo, saved.ref, total_bytes(self._tensors))  # noqa: E731
-        if way == "auto":
-            tensors = self._tensors | changed
-            return Action(lambda: self._save(tensors, "auto"), after)
-        frozen = self._frozen(fraction)
-        return Action(lambda: self._save(changed, frozen), after)
+    def _action(self, fraction: float, way: str) -> tuple[Any, Any]:
+        changed, frozen = self._changed_part(fraction), self._frozen(fraction)
+        given = (self._tensors | changed, "auto") if way == "auto" else (changed, frozen)
+        return lambda: self._save(*given), lambda saved: retire(self._repo, saved.ref, self._size)
 
-    def _row(self, fraction: float, way: str, found: dict[str, Sample]) -> Row:
+    def _row(self, report: Report, fraction: float, way: str, found: dict[str, Sample]) -> None:
         ours = found[f"{way} {fraction}"]
         of_full = ours.median / found[f"{way} 1.0"].median
         size = total_bytes(self._changed_part(fraction))
         before = self._repo.stats().bytes_memory
-        saved = self._save_action(fraction, way).run()
+        saved = self._action(fraction, way)[0]()
         space = self._repo.stats().bytes_memory - before
         retire(self._repo, saved.ref, before)
+        least = fraction == FRACTIONS[0]
         goals = [Goal("bytes stored beyond the changed ones", space - size, at_most=0)]
-        if fraction == FRACTIONS[0]:
-            goals.append(Goal("of a full save", of_full, at_most=0.35))
-        return Row(
+        report.add(
             f"{fraction:.0%} changed, inherit {way}",
             ours,
             size,
-            "h5py, all tensors",
-            found["h5py"],
-            ONE_COPY,
-            found[f"{ONE_COPY} {fraction}"].median,
-            tuple(goals),
-            {"of_full": of_full, "bytes_written": saved.bytes_written, "space_bytes": space},
+            peer=("h5py, all tensors", found["h5py"]),
+            floor=(ONE_COPY, found[f"{ONE_COPY} {fraction}"]),
+            goals=[*goals, *([Goal("of a full save", of_full, at_most=0.35)] if least else [])],
+            headline=least and way == "explicit",
+            of_full=of_full,
+            bytes_written=saved.bytes_written,
+            space_bytes=space,
         )
 
-    def _metadata(self) -> Row:
-        """Save a child that changes nothing: what it takes is metadata alone."""
-        frozen = self._frozen(0.0)
-        before = self._repo.stats()
-        samples = alternate({"child": Action(lambda: self._save({}, frozen))}, rounds=10)
+    def _metadata(self, report: Report) -> None:
+        """Save children that change nothing: they take metadata alone."""
+        frozen, before = self._frozen(0.0), self._repo.stats()
+        ours = alternate({"child": lambda: self._save({}, frozen)}, rounds=10)["child"]
         after = self._repo.stats()
         metadata = sum(s.bytes_metadata for s in after.shards) - sum(s.bytes_metadata for s in before.shards)
         per_layer = metadata / (after.models - before.models) / LAYERS
-        return Row(
+        report.add(
             "nothing changed, inherit explicit",
-            samples["child"],
-            total_bytes(self._tensors),
-            goals=(Goal("bytes of metadata a layer", per_layer, at_most=1024),),
-            facts={"space_bytes": after.bytes_memory - before.bytes_memory},
+            ours,
+            self._size,
+            goals=[Goal("bytes of metadata a layer", per_layer, at_most=1024)],
+            space_bytes=after.bytes_memory - before.bytes_memory,
         )

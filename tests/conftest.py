@@ -58,11 +58,10 @@ LONGEST = (
     "test_nas_resume.py",
     "test_online_ptychography.py",
     "test_nas_run.py",
-    "test_benchmarks_online.py",
+    "test_smoke.py",
     "test_soak.py",
     "test_cli_own_ray.py",
     "test_failures.py",
-    "test_benchmarks_nas.py",
 )
 """Files with clusters of their own that begin first, so that none of them is left alone at the end."""
 os.environ.setdefault("RAY_ADDRESS", "local")

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from tensorvine.actors.shard.parts.changes import Changes
 from tensorvine.clusters import LocalCluster
 
-from benchmarks.raylets import _await_room
+from benchmarks.core.clusters import await_room
 
 MARK = "TENSORVINE_SOAK"
 """Environment variable that says to which soak a process belongs."""
@@ -52,7 +52,7 @@ class Ground:
                 ray.init(address=self._cluster.address, log_to_driver=False)
                 self._cluster.wait_for_nodes()
                 for node in self.nodes():
-                    _await_room(node)
+                    await_room(node)
             except BaseException:
                 self.close()
                 raise
@@ -72,7 +72,7 @@ class Ground:
         """Kill a node that has no driver, with all that runs there, and start another one."""
         others = [node for node in self._cluster.list_all_nodes() if node is not self._cluster.head_node]
         self._cluster.remove_node(others[draw % len(others)], allow_graceful=False)
-        _await_room(self._cluster.add_node(**self._node).node_id)
+        await_room(self._cluster.add_node(**self._node).node_id)
 
     def close(self) -> None:
         """End it."""

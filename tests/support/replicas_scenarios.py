@@ -35,7 +35,7 @@ from tensorvine.actors.shard.replicas.securing import Securing
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OptionError, ShardUnavailableError
 
-from benchmarks.raylets import _await_room
+from benchmarks.core.clusters import await_room
 from tests.support.commands import on
 from tests.support.processes import stand_still
 from tests.support.waiting import PROMPT_S, eventually
@@ -566,7 +566,7 @@ def three_nodes() -> Iterator[Cluster]:
         ray.init(address=cluster.address, log_to_driver=False)
         cluster.wait_for_nodes()
         for row in ray.nodes():
-            _await_room(row["NodeID"])
+            await_room(row["NodeID"])
         yield cluster
     finally:
         with suppress(Exception):

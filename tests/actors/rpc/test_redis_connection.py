@@ -21,13 +21,13 @@ from tensorvine.actors.rpc.redis_connection import (
 from tensorvine.actors.rpc.redis_keys import Keys
 from tensorvine.store.errors import CorruptDataError, StorageError
 
-from benchmarks.redis_queries import RedisServer as BenchmarkServer
+from benchmarks.core.redis import RedisServer as BenchmarkServer
 from examples.edge_consumer.server import Server as ExampleServer
 from tests.support.other_user import as_other_user, needs_root
 from tests.support.redis_server import PASSWORD, RedisServer
 
 ROOT = Path(__file__).parents[3]
-STARTERS = ("benchmarks/redis_queries.py", "examples/edge_consumer/server.py", "tests/support/redis_server.py")
+STARTERS = ("benchmarks/core/redis.py", "examples/edge_consumer/server.py", "tests/support/redis_server.py")
 """Every file that starts a Redis with a Unix socket alone."""
 ON_PORTS = ("tests/hosts/test_head.py", "tests/hosts/test_neighbours.py")
 """Every file that starts one with a port: in a network of its own, which no other machine reaches."""

