@@ -92,7 +92,7 @@ def _case(report: Report, name: str, training: _Cloned, rounds: int) -> None:
         if turn:
             found[OURS].append(training.forked())
         for way, each in NAMES.items():
-            measures = training.loaded(way)  # type: ignore[arg-type]
+            measures = training.loaded(way)
             if turn or rounds == 1:
                 found[each].append(measures)
     medians = {
