@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ import numpy as np
 from ...store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.renaming import by_own_names
-from ...store.recipes import framework_of, note_of
+from ...store.recipes import framework_of, is_note, note_of
 from ...store.values import base_of
 
 if TYPE_CHECKING:
@@ -81,28 +81,36 @@ def graph_of(model: object, where: str) -> ModelGraph:
         raise GraphError(f"{where}: expected a ModelGraph, a Keras model or a torch module; {exc}") from exc
 
 
-def parts_of(model: object) -> Parts:
-    """Return what is saved of a model, but for the state of its training."""
+def parts_of(model: object, factory: str | None, arguments: Mapping[str, object] | None) -> Parts:
+    """Return what is saved of a model, but for the state of its training.
+
+    Args:
+        model: a Keras model or a torch module.
+        factory: name of the function that builds the torch module; None: its recipe says how, if it can.
+        arguments: of the factory.
+
+    Raises:
+        GraphError: the factory or an argument cannot be stored, or it is given for a Keras model.
+    """
     adapter = adapter_of(model)
+    if factory is None and arguments is not None:
+        raise GraphError("arguments=: expected factory= too, whose arguments these are")
     if is_keras(adapter):
+        if factory is not None:
+            raise GraphError(f"factory=: expected a torch module; found the Keras model {type(model).__name__}")
         state: ModelState = adapter.ModelState(model)
         tensors = state.tensors()
         return Parts(tensors, state.graph(tensors), recipe_of(model))
-    architecture = adapter.architecture_of(model)
-    recipe = _recipe(model, logging.INFO, lambda: adapter.recipe_of(model, architecture))
-    return Parts(adapter.tensors_of(model), architecture.graph, recipe)
+    recipe = recipe_of(model) if factory is None else adapter.recipe_of(model, factory, arguments)
+    return Parts(adapter.tensors_of(model), adapter.graph_of(model), recipe)
 
 
 def recipe_of(model: object) -> str:
     """Return what a model is built from again, or a note of why nothing can."""
     adapter = adapter_of(model)
     level = logging.WARNING if is_keras(adapter) else logging.INFO  # many torch modules do not tell
-    return _recipe(model, level, lambda: adapter.recipe_of(model))
-
-
-def _recipe(model: object, level: int, written: Callable[[], str]) -> str:
     try:
-        return written()
+        return adapter.recipe_of(model)
     except GraphError as exc:
         reason = _ADDRESS.sub("", str(exc))  # of one architecture in each process
         _say_without_recipe(level, type(model).__qualname__, reason)
@@ -166,7 +174,11 @@ class LoadOptions:
     compiled: bool = True
     """A Keras model that is built is compiled, if the stored one was."""
     custom_objects: Mapping[str, object] | None = None
-    """Classes and functions by name, for a model that is built again."""
+    """Classes and functions by name, for a Keras model that is built again."""
+    factory: Callable[..., object] | str | None = None
+    """Builds a torch module, in place of the function or class that was stored."""
+    trusted_packages: Collection[str] = ()
+    """Of which a torch module's stored function or class may be."""
 
 
 def load(
@@ -196,11 +208,17 @@ def load(
 
 def _check(options: LoadOptions, of_keras: bool, into: object) -> None:
     """Refuse options that mean nothing for such a model; `into` is None: it is to be built."""
-    asked = {"compile=False": not options.compiled, "custom_objects=": options.custom_objects and into is not None}
-    given = [name for name, value in asked.items() if value]
-    if given and not of_keras:
-        found = type(into).__name__ if into is not None else "a torch module"
-        raise GraphError(f"{', '.join(given)}: expected a Keras model; found {found}")
+    of_torch = {"factory=": options.factory is not None, "trusted_packages=": options.trusted_packages}
+    of_others = {"compile=False": not options.compiled, "custom_objects=": options.custom_objects}
+    given = [name for name, value in (of_torch if of_keras else of_others).items() if value]
+    if given:
+        kinds = ("a torch module", "a Keras model") if of_keras else ("a Keras model", "a torch module")
+        found = type(into).__name__ if into is not None else kinds[1]
+        raise GraphError(f"{', '.join(given)}: expected {kinds[0]}; found {found}")
+    if options.factory is not None and into is not None:
+        raise GraphError(f"factory=: expected no into=, which is filled; found {type(into).__name__}")
+    if isinstance(options.trusted_packages, str):
+        raise GraphError(f"trusted_packages=: expected a list of packages; found {options.trusted_packages!r}")
     plain = isinstance(options.optimizer, bool) and options.scheduler is None
     if not plain and (of_keras or into is None):
         raise GraphError(
@@ -219,17 +237,17 @@ def _knowing(of_keras: bool, options: LoadOptions) -> AbstractContextManager[obj
 
 def _rebuilt(recipe: str | None, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> object:
     way_out = "pass into= to fill a model that you built"
+    recipe = recipe if recipe is not None else note_of("only models saved by save_model have one")
     try:
-        if recipe is None:
-            raise GraphError("expected a version saved by save_model, which stores how to build its model again")
-        of_keras = framework_of(recipe) == "keras"
+        of_keras = not (options.factory is not None and is_note(recipe)) and framework_of(recipe) == "keras"
     except GraphError as exc:
-        raise GraphError(f"{exc}; {way_out}") from exc
+        raise GraphError(f"{exc}; {way_out}, or factory= to build a torch module") from exc
     _check(options, of_keras, None)
     with _knowing(of_keras, options):
         try:
             if of_keras:
                 return _rebuilt_keras(recipe, tensors, graph, options)
+            way_out += ", or factory= to build it"
             return _rebuilt_torch(recipe, tensors, graph, options)
         except GraphError as exc:
             raise GraphError(f"{exc}; {way_out}") from exc
@@ -259,9 +277,23 @@ def _rebuilt_torch(
 ) -> nn.Module:
     from ...store import torch as torch_adapter
 
-    module = torch_adapter.build(recipe, options.custom_objects)
+    module = torch_adapter.build(recipe, options.factory, options.trusted_packages)
+    if graph.layers:
+        _check_same(torch_adapter.graph_of(module), graph)
     fill(module, tensors, graph, LoadOptions())
     return module
+
+
+def _check_same(built: ModelGraph, stored: ModelGraph) -> None:
+    """Refuse another architecture. Configs may have other keys, as other versions of a framework add."""
+    for name in {**stored.by_name, **built.by_name}:
+        one, two = stored.by_name.get(name), built.by_name.get(name)
+        if one is not None and two is not None:
+            keys = (one.config.keys() & two.config.keys()) - {"described"} | {"call"}
+            same = all(one.config.get(key) == two.config.get(key) for key in keys)
+            if same and (one.inputs, one.tensors) == (two.inputs, two.tensors):
+                continue
+        raise GraphError(f"expected the saved architecture; the layer {name!r} of the built module differs")
 
 
 def fill(model: object, tensors: Mapping[str, np.ndarray], graph: ModelGraph, options: LoadOptions) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 from weakref import WeakKeyDictionary
 
@@ -184,7 +184,15 @@ class Repository(Deployment):
         return self._submit(name, tensors, graph, until="copied", **options)
 
     def save_model(
-        self, name: str, model: Any, *, optimizer: Any = False, scheduler: Any = None, **as_save: Any
+        self,
+        name: str,
+        model: Any,
+        *,
+        optimizer: Any = False,
+        scheduler: Any = None,
+        factory: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+        **as_save: Any,
     ) -> Saved:
         """Save a Keras or PyTorch model: the architecture, the tensors and, if possible, a recipe to rebuild the model.
 
@@ -195,23 +203,27 @@ class Repository(Deployment):
             name: Name of the model, as in `save`.
             model: A built Keras model or a torch module. A wrapped module (`DataParallel`, `DistributedDataParallel`,
                 `torch.compile`) is saved without its wrapper. `load_model` can rebuild a Keras model that has a config,
-                or a torch module that keeps its constructor's arguments in attributes of the same names. For other
-                models, `load_model` needs `into`, and this method logs the reason.
+                and a torch module with a `factory`, a Hugging Face `config` or Lightning's `hparams`, or that consists
+                of modules of torch.nn. For other models, `load_model` needs `into`, and this method logs the reason.
             optimizer: For a Keras model, whether to save the state of its optimizer, as tensors named `optimizer/...`.
                 For a torch module, the optimizer whose state is saved. False saves no optimizer state.
             scheduler: Learning-rate scheduler whose state is saved, for a torch optimizer. None saves no scheduler.
+            factory: Name of the function or class that builds this torch module, as "package.module:function". It is
+                stored, and not imported here. `load_model` calls it only with permission.
+            arguments: Keyword arguments of `factory`: None, bools, numbers, strings, bytes, and lists, tuples, sets and
+                dicts of these.
             as_save: Further keyword arguments of `save`, except `graph`.
 
         Returns:
             The new version, and the numbers of bytes written and inherited.
 
         Raises:
-            GraphError: if `model` is neither a Keras model nor a torch module, or `optimizer` or `scheduler` does not
-                fit the model.
+            GraphError: if `model` is neither a Keras model nor a torch module, `optimizer`, `scheduler` or `factory`
+                does not fit the model, or an argument of the factory cannot be stored.
             TensorMismatchError: if a part of the model's state cannot be stored. The message names the part.
             TensorVineError: the errors of `save`.
         """
-        tensors, graph, recipe = frameworks.parts_of(model)
+        tensors, graph, recipe = frameworks.parts_of(model, factory, arguments)
         tensors.update(frameworks.training_tensors_of(model, optimizer, scheduler))
         if "parent" not in as_save and (origin := self._loaded.get(model)) is not None:
             as_save["parent"] = self._parent_of(name, origin)
@@ -271,15 +283,18 @@ class Repository(Deployment):
         strict: bool = True,
         compile: bool = True,  # noqa: A002  Keras' own name for it
         custom_objects: Mapping[str, object] | None = None,
+        factory: Callable[..., Any] | str | None = None,
+        trusted_packages: Collection[str] = (),
     ) -> Any:
         """Load a Keras or PyTorch model: build a new model, or load the stored state into the model `into`.
 
         The model is loaded completely, or an error is raised and `into` is unchanged. Random seeds, metrics and the
         states of stateful recurrent layers are not stored: a new model has initial values, and `into` keeps its values.
 
-        A new torch module is built on the CPU. Its class must be importable, and the constructor must create the same
-        structure and attributes as in the saved module. Therefore, `into` is needed for a module that was changed after
-        its construction. `into` is also needed to restore a torch optimizer.
+        A new torch module is built on the CPU, if `save_model` stored how (see there). A function or class that the
+        version names is imported and called only if it was registered (`store.torch.register_factory`) or its package
+        is in `trusted_packages`. `into` is needed for a module that was changed after its construction, and to restore
+        a torch optimizer.
 
         Args:
             model: The version.
@@ -293,15 +308,21 @@ class Repository(Deployment):
             scheduler: Learning-rate scheduler whose state is loaded, for a torch optimizer.
             strict: Whether the version must contain every tensor of `into`.
             compile: Whether to compile a new Keras model. False also omits the state of its optimizer.
-            custom_objects: Mapping of names to the classes and functions that are needed to build the model. Objects
-                that are registered with Keras can be left out.
+            custom_objects: Mapping of names to the classes and functions that are needed to build a Keras model.
+                Objects that are registered with Keras can be left out.
+            factory: Function or class that builds the torch module, or its name "package.module:function". It is called
+                with the stored arguments, instead of the function or class that the version names. For a version with a
+                Hugging Face config, pass the class of the model.
+            trusted_packages: Packages, such as `["transformers"]`, whose functions and classes a version may name. They
+                are called with stored arguments: list only packages without functions that run code from files or the
+                network, or versions from people you trust.
 
         Returns:
             The new model, or `into`.
 
         Raises:
-            GraphError: if the model cannot be built, if a layer cannot restore its stored state, or if an argument
-                does not apply to a model of this framework.
+            GraphError: if the model cannot be built or names a function or class without permission, if a layer cannot
+                restore its stored state, or if an argument does not apply to a model of this framework.
             TensorNotFoundError: if `into` or its optimizer lacks a stored tensor, or has a tensor that is not stored.
                 With `strict=False`, `into` can have tensors that are not stored.
             TensorMismatchError: if a tensor differs in shape or dtype from the stored tensor, or the classes of the
@@ -316,7 +337,9 @@ class Repository(Deployment):
         wanted = None if of_training or not graph.layers else [layer.name for layer in graph.layers]
         tensors = self.load(header.ref, layers=wanted)
         try:
-            options = frameworks.LoadOptions(optimizer, scheduler, strict, compile, custom_objects)
+            options = frameworks.LoadOptions(
+                optimizer, scheduler, strict, compile, custom_objects, factory, trusted_packages
+            )
             loaded = frameworks.load(recipe, into, tensors, graph, options)
         except GraphError as exc:
             raise GraphError(f"load_model of {header.ref}: {exc}") from exc

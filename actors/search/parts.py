@@ -45,9 +45,7 @@ class ModelParts:
         self._state: ModelState | None = self._adapter.ModelState(model) if of_keras else None
         self._read: State | None = None if of_keras else self._adapter.State(model)
         """Of a torch module, as it was taken apart."""
-        self.graph: ModelGraph = (
-            self._state.graph() if self._state else self._adapter.architecture_of(model, self._read).graph
-        )
+        self.graph: ModelGraph = self._state.graph() if self._state else self._adapter.graph_of(model, self._read)
 
     @cached_property
     def first(self) -> dict[str, np.ndarray]:

@@ -3,19 +3,18 @@
 A module may be wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile`.
 """
 
-from .copies import is_compiled
+from .factories import register_factory
 from .inference import keep_in_inference
 from .loading import assign, check_tied, loads_itself, tied
 from .optimizer import Restoring, optimizer_tensors_of, restoring
 from .recipe import build, recipe_of
-from .state import State, lacking, live_tensors, tensors_of
+from .state import State, is_compiled, lacking, live_tensors, tensors_of
 from .tracing import tensors_in
-from .vertices import architecture_of, graph_of
+from .vertices import graph_of
 
 __all__ = [
     "Restoring",
     "State",
-    "architecture_of",
     "assign",
     "build",
     "check_tied",
@@ -27,6 +26,7 @@ __all__ = [
     "loads_itself",
     "optimizer_tensors_of",
     "recipe_of",
+    "register_factory",
     "restoring",
     "tensors_in",
     "tensors_of",

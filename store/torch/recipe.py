@@ -1,14 +1,11 @@
-"""A recipe of a module: text from which its class builds it again.
+"""A recipe of a module: JSON text from which the module is built again.
 
 Rules
-- It has the names of classes, and what their constructors were given as far as the modules tell (`constructors`), as
-  JSON. Nothing is pickled. To build it, the classes' files are imported and the constructors called.
-- What is no module, such as a function or a configuration, must be of PyTorch, or of the package of the module's class
-  or of one of its bases.
-- A constructor may have been given what the module does not tell, and a module may have been changed afterwards. So the
-  recipe has digests of what each module holds (`contents`); what is built and differs is an error that names it.
-- Flags (`training`, `requires_grad`) and dtypes are set after it is built. Buffers that are not stored must be what the
-  constructor makes of them.
+- A recipe has a stated factory with arguments, the config of a Hugging Face model, the hyperparameters of a Lightning
+  module, or the kinds and arguments of modules of torch.nn (`layers`). Other modules have no recipe.
+- Nothing is pickled. The names in a recipe need the caller's permission (`factories`), except torch.nn.
+- Flags (`training`, `requires_grad`) and dtypes are set after the module is built. Hooks, and buffers that are not
+  stored, must be those of the saved module.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,60 +14,59 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import partial
-from types import BuiltinFunctionType, FunctionType
-from typing import Any, NotRequired, TypedDict, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, TypedDict, cast
 
 import torch
+import xxhash
 from torch import nn
 
+from ..arrays import as_bytes, as_numpy
 from ..bounds import jsontext
 from ..errors import GraphError, TensorMismatchError
 from ..facts import Json
-from ..recipes import TORCH, building
+from ..recipes import TORCH, building, is_note
 from ..values import decode, encode
-from .constructors import arguments_of, is_container
-from .contents import contents_of, unsaved_of
-from .importable import allowed_name, name_of, named, packages_of
+from . import layers
+from .factories import Factory, checked_name, given_factory, name_of, permitted
 from .inference import to_inference
-from .signature import Known, signature
 from .state import bare
 from .values import dtype_called
-from .vertices import Architecture
 
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if "_hooks" in name and isinstance(value, dict))
-_known: Known[str] = Known()
+_NAMED = ("factory", "config", "hparams")
+"""Kinds of recipes with a name and arguments. The key of the name is the kind."""
+_REMOTE_CODE = "auto_map"
+"""Key of a config that names code in a repository of Hugging Face."""
 
 
-class _Content(TypedDict):
-    """What a recipe says."""
+class _Flags(TypedDict):
+    """The part of a recipe that all kinds have."""
 
-    model: Json
-    contents: Mapping[str, str]
     dtypes: Mapping[str, str]
     training: bool
     otherwise: Sequence[str]
     frozen: Sequence[str]
     hooks: Mapping[str, int]
     unsaved: Mapping[str, str]
-    whole: NotRequired[bool]
-    """Digests are of whole tensors; earlier versions have no such entry, and digests of samples."""
 
 
-def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> str:
+def recipe_of(module: nn.Module, factory: str | None = None, arguments: Mapping[str, object] | None = None) -> str:
     """Return the recipe of a module: JSON text from which `build` creates the same module with initial weights.
 
     Args:
         module: The module, or a wrapper such as `DistributedDataParallel`.
-        architecture: Result of `architecture_of` for the module, if already available.
+        factory: Name of the function or class that builds the module, such as "package.module:function". It is not
+            imported. None uses the Hugging Face `config`, Lightning's `hparams`, or the modules of torch.nn.
+        arguments: Keyword arguments of `factory`: None, bools, numbers, strings, bytes, and lists, tuples, sets and
+            dicts of these.
 
     Raises:
-        GraphError: if a class cannot be imported by name, or a constructor argument cannot be read from the module's
-            attributes or written as JSON. The message names the class or the argument.
+        GraphError: if the name has another form, an argument cannot be stored, or without `factory`, if the module is
+            of another kind.
 
     >>> build(recipe_of(nn.Sequential(nn.Linear(4, 2), nn.ReLU())))
     Sequential(
@@ -80,36 +76,67 @@ def recipe_of(module: nn.Module, architecture: Architecture | None = None) -> st
     """
     module = bare(module)
     try:
-        if not is_container(module):
-            arguments_of(module)  # where the module itself does not tell, it is not looked into
-        key = architecture.key if architecture is not None else signature(module)
-        made = _known.find(key)
-        if made is None:
-            made = _made_of(module)
-            if key is not None and signature(module) == key:  # no other thread has changed it meanwhile
-                _known.keep(key, made)
-        return f'{{"{TORCH}":{{{made},{_flags_of(module)}}}}}'
-    except GraphError:
-        raise
+        found = _stated(factory, arguments or {}) if factory is not None else _found(module)
+        return json.dumps({TORCH: {**found, **_flags_of(module)}}, separators=(",", ":"))
+    except (GraphError, TensorMismatchError) as exc:
+        raise GraphError(str(exc)) from exc
     except Exception as exc:  # of the user's properties and configurations
         raise GraphError(f"{type(module).__qualname__}: expected attributes that can be read; found {exc!r}") from exc
 
 
-def _made_of(module: nn.Module) -> str:
-    """Write what follows from the signature."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    made = {
-        "model": _Writer(packages_of(type(module))).module(module, type(module).__qualname__),
-        "contents": contents_of(module),
-        "whole": True,
-        "dtypes": {name: str(item.dtype) for name, item in tensors},
-    }
-    return json.dumps(made, separators=(",", ":"))[1:-1]
+def _stated(factory: str, arguments: Mapping[str, object]) -> dict[str, Json]:
+    return {"factory": checked_name(factory), "arguments": _written(factory, arguments)}
 
 
-def _flags_of(module: nn.Module) -> str:
+def _found(module: nn.Module) -> dict[str, Json]:
+    """Return what the module itself says about its construction."""
+    kind = type(module)
+    config, hparams = getattr(module, "config", None), getattr(module, "hparams", None)
+    config_class = getattr(kind, "config_class", None)
+    if isinstance(config_class, type) and isinstance(config, config_class):
+        return _of_class("config", kind, cast("Any", config).to_dict())
+    if isinstance(hparams, Mapping) and hparams:
+        parameters = inspect.signature(kind.__init__).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        given = {name: value for name, value in hparams.items() if takes_all or name in parameters}
+        return _of_class("hparams", kind, given)
+    try:
+        return {"model": layers.written(module)}
+    except (GraphError, TensorMismatchError) as exc:
+        raise GraphError(
+            f"{kind.__qualname__}: expected factory= of save_model, a Hugging Face config, hparams of Lightning, or "
+            f"only modules of torch.nn; found none of these ({exc})"
+        ) from exc
+
+
+def _of_class(how: str, kind: type[nn.Module], arguments: Mapping[str, object]) -> dict[str, Json]:
+    name = checked_name(name_of(kind))
+    _check_no_remote_code(name, arguments)
+    return {how: name, "arguments": _written(name, arguments)}
+
+
+def _written(name: str, arguments: Mapping[str, object]) -> dict[str, Json]:
+    return {key: encode(value, f"argument {key!r} of {name}") for key, value in arguments.items()}
+
+
+def _check_no_remote_code(name: str, value: object) -> None:
+    """Reject a config with code that is not part of an installed package."""
+    if isinstance(value, Mapping):
+        held = cast("Mapping[object, object]", value)
+        if _REMOTE_CODE in held:
+            raise GraphError(
+                f"{name}: expected a config without {_REMOTE_CODE!r}, which names code that is not installed; "
+                f"found {held[_REMOTE_CODE]!r:.200}"
+            )
+        value = list(held.values())
+    for item in cast("list[object]", value) if isinstance(value, (list, tuple)) else ():
+        _check_no_remote_code(name, item)
+
+
+def _flags_of(module: nn.Module) -> _Flags:
     mode, modules = module.training, list(module.named_modules())
-    flags = {
+    return {
+        "dtypes": {name: str(item.dtype) for name, item in _tensors_of(module)},
         "training": mode,
         "otherwise": [path for path, item in modules if item.training is not mode],
         "frozen": [
@@ -119,9 +146,12 @@ def _flags_of(module: nn.Module) -> str:
             if tensor is not None and not tensor.requires_grad
         ],
         "hooks": _hooks_of(modules),
-        "unsaved": unsaved_of(module),
+        "unsaved": _unsaved_of(modules),
     }
-    return json.dumps(flags, separators=(",", ":"))[1:-1]
+
+
+def _tensors_of(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _hooks_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, int]:
@@ -130,87 +160,31 @@ def _hooks_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, int]:
 
 
 def _hooks_at(module: nn.Module) -> int:
-    """Return how many hooks a module and its parameters have."""
+    """Return the number of hooks of a module and its parameters."""
     held: list[Any] = [vars(module)[name] for name in _HOOKS]
     for tensor in module._parameters.values():
         held += [getattr(tensor, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
     return sum(hook is not to_inference for hooks in held if hooks for hook in hooks.values())
 
 
-class _Writer:
-    """Writes modules as JSON, each once.
-
-    Args:
-        allowed: the packages of which functions and configurations may be.
-    """
-
-    def __init__(self, allowed: frozenset[str]) -> None:
-        self._allowed = allowed
-        self._written: dict[int, int] = {}
-        """id of a module -> how many were written before it."""
-        self._open: set[int] = set()
-        """ids of the modules that are being written."""
-
-    def module(self, module: nn.Module, where: str) -> Json:
-        if id(module) in self._written:
-            return {"again": self._written[id(module)]}
-        if id(module) in self._open:
-            raise GraphError(f"{where}: expected modules without cycles; found a module that contains itself")
-        self._open.add(id(module))
-        found: dict[str, Json] = {"class": name_of(type(module))}
-        if is_container(module):
-            found["children"] = [[n, self._value(item, f"{where}.{n}")] for n, item in module._modules.items()]
-        else:
-            told = arguments_of(module)
-            found["arguments"] = {name: self._value(value, f"{where}({name}=)") for name, value in told.items()}
-        self._written[id(module)] = len(self._written)
-        return {"module": found}
-
-    def _value(self, value: object, where: str) -> Json:
-        try:
-            return encode(value, where, self._further)
-        except TensorMismatchError as exc:
-            raise GraphError(str(exc)) from exc
-
-    def _further(self, value: object, where: str) -> Json | None:
-        if isinstance(value, nn.Module):
-            return self.module(value, where)
-        if isinstance(value, torch.Size):
-            return {"size": list(value)}
-        if isinstance(value, torch.dtype):
-            return {"dtype": str(value)}
-        if isinstance(value, type) and issubclass(value, nn.Module):
-            return {"class": name_of(value)}
-        if isinstance(value, partial):
-            given = cast("partial[object]", value)
-            if not (isinstance(given.func, type) and issubclass(given.func, nn.Module)):
-                raise GraphError(f"{where}: expected a partial application of the class of a module; found {value!r}")
-            parts = [self._value(part, where) for part in (list(given.args), given.keywords)]
-            return {"partial": [name_of(given.func), *parts]}
-        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
-            return {"named": self._name(value, where)}
-        if isinstance(value, Enum):
-            return {"member": [self._name(type(value), where), value.name]}
-        return self._configuration(value, where)
-
-    def _configuration(self, value: object, where: str) -> Json | None:
-        kind = type(value)
-        to_dict = getattr(value, "to_dict", None)
-        if callable(to_dict) and callable(getattr(kind, "from_dict", None)):
-            return {"configuration": [self._name(kind, where), self._value(to_dict(), where)]}
-        if is_dataclass(value):
-            given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-            return {"fields": [self._name(kind, where), self._value(given, where)]}
-        return None
-
-    def _name(self, value: object, where: str) -> str:
-        try:
-            return allowed_name(value, self._allowed)
-        except GraphError as exc:
-            raise GraphError(f"{where}: {exc}") from exc
+def _unsaved_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
+    """Return digests of the values of buffers that are not stored, by their paths."""
+    return {
+        f"{path}.{name}" if path else name: _digest(buffer)
+        for path, item in modules
+        for name, buffer in item._buffers.items()
+        if name in item._non_persistent_buffers_set and buffer is not None
+    }
 
 
-def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn.Module:
+def _digest(tensor: torch.Tensor) -> str:
+    found: list[Json] = [list(tensor.shape), str(tensor.dtype)]
+    if not (tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided):
+        found.append(xxhash.xxh3_128_hexdigest(as_bytes(as_numpy(tensor, "a buffer")).data))
+    return blake2b(json.dumps(found, separators=(",", ":")).encode(), digest_size=6).hexdigest()
+
+
+def build(recipe: str, factory: Factory | str | None = None, trusted_packages: Collection[str] = ()) -> nn.Module:
     """Build a module from a recipe, on the CPU.
 
     The dtypes and the `training` and `requires_grad` flags are those of the original module. The weights have the
@@ -218,131 +192,68 @@ def build(recipe: str, custom_objects: Mapping[str, object] | None = None) -> nn
 
     Args:
         recipe: Text from `recipe_of`.
-        custom_objects: Mapping of names, such as "Block", to classes and functions. If the recipe contains a class or
-            function of one of these names, the object from the mapping is used, and nothing is imported for this name.
+        factory: Function or class that builds the module, or its name "package.module:function". It is called with the
+            stored arguments, instead of the function or class that the recipe names.
+        trusted_packages: Packages, such as "transformers", whose functions and classes may be imported and called if
+            the recipe names them. Functions from `register_factory` may always be called.
 
     Raises:
-        GraphError: if the text is not a recipe, a class is not available in this process, a constructor raises an
-            error, or the built module differs from the saved module. The message names the class or the submodule.
+        GraphError: if the text is not a recipe, the recipe names a function or class without permission, the factory
+            raises an error, or the built module has other tensors, hooks or unsaved buffers than the saved module.
     """
     with building("recipe: expected a text from recipe_of"):
-        content = cast(_Content, jsontext.mapping(recipe, "recipe")[TORCH])
-        builder = _Builder(custom_objects or {})
+        content: dict[str, Any] = {} if is_note(recipe) else jsontext.mapping(recipe, "recipe")[TORCH]
         with torch.device("cpu"):
-            module = builder.value(content["model"])
-        if not isinstance(module, nn.Module):
-            raise TypeError(type(module).__name__)
-        _compare(module, content)
-        _finish(module, content)
-        _compare_buffers(module, content)
+            module = _built(content, factory, trusted_packages)
+        if content:
+            _finish(module, cast(_Flags, content))
         return module
 
 
-class _Builder:
-    """Builds what `_Writer` wrote, in its order."""
-
-    def __init__(self, custom: Mapping[str, object]) -> None:
-        self._custom = custom
-        self._built: list[nn.Module] = []
-        self._allowed: frozenset[str] | None = None
-        """The packages of the class of the whole, once it is known."""
-
-    def value(self, written: object) -> object:
-        return decode(written, self._further)
-
-    def _further(self, kind: str, content: Any) -> object:
-        if kind == "module":
-            return self._module(content)
-        if kind == "again":
-            return self._built[content]
-        if kind == "class":
-            return named(content, None, self._custom)
-        if kind == "named":
-            return named(content, self._allowed, self._custom)
-        if kind == "partial":
-            args, keywords = (self.value(part) for part in content[1:])
-            of = cast("type[nn.Module]", named(content[0], None, self._custom))
-            return partial(of, *cast("Sequence[object]", args), **cast("Mapping[str, object]", keywords))
-        if kind in ("member", "configuration", "fields"):
-            return self._object(kind, *content)
-        return {"size": torch.Size, "dtype": dtype_called}[kind](content)
-
-    def _object(self, kind: str, name: str, written: object) -> object:
-        of = named(name, self._allowed, self._custom)
-        if not isinstance(of, type) or not (kind == "configuration" or _is_of_kind(of, kind)):
-            raise GraphError(f"{name}: expected a configuration class, a dataclass or an Enum; found {of!r:.80}")
-        given = self.value(written)
-        if kind == "member":
-            return cast("type[Enum]", of)[cast(str, given)]
-        with building(f"{name}: expected the constructor to succeed"):
-            if kind == "configuration":
-                return cast("Any", of).from_dict(given)
-            return cast("Callable[..., object]", of)(**cast("Mapping[str, object]", given))
-
-    def _module(self, content: Mapping[str, object]) -> nn.Module:
-        kind = cast("type[nn.Module]", named(cast(str, content["class"]), None, self._custom))
-        if self._allowed is None:
-            self._allowed = packages_of(kind)
-        if "children" in content:
-            module = kind()
-            for name, child in cast("Sequence[tuple[str, object]]", content["children"]):
-                module.add_module(name, cast("nn.Module | None", self.value(child)))
-        else:
-            told = cast("Mapping[str, object]", content["arguments"])
-            arguments = {name: self.value(value) for name, value in told.items()}
-            module = _constructed(kind, arguments)
-        self._built.append(module)
-        return module
+def _built(content: Mapping[str, Any], factory: Factory | str | None, trusted: Collection[str]) -> nn.Module:
+    kind = next((kind for kind in _NAMED if kind in content), None)
+    if kind is None:
+        return layers.built(content["model"]) if factory is None else _called(given_factory(factory))
+    name, call = content[kind], permitted(content[kind], factory, trusted)
+    arguments = {key: decode(value) for key, value in content["arguments"].items()}
+    if kind == "factory":
+        return _called(call, **arguments)
+    _check_no_remote_code(name, arguments)
+    if kind == "hparams":
+        return _called(call, **arguments)
+    with building(f"{name}: expected a class with the attribute config_class, as in transformers"):
+        config = cast("Any", call).config_class.from_dict(arguments)
+    return _called(call, config)
 
 
-def _is_of_kind(found: type, kind: str) -> bool:
-    return issubclass(found, Enum) if kind == "member" else is_dataclass(found)
+def _called(call: Factory, *args: object, **kwargs: object) -> nn.Module:
+    what = f"{getattr(call, '__qualname__', call)}({', '.join([*(type(arg).__name__ for arg in args), *kwargs])})"
+    with building(f"{what}: expected the call to succeed"):
+        module = call(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise GraphError(f"{what}: expected a torch module; found {type(module).__name__}")
+    return module
 
 
-def _constructed(kind: type[nn.Module], arguments: Mapping[str, object]) -> nn.Module:
-    with building(f"{kind.__qualname__}({', '.join(arguments)}): expected the constructor to succeed"):
-        return kind(**arguments)
-
-
-def _compare(module: nn.Module, content: _Content) -> None:
-    """Refuse what is not what was saved."""
-    hooks = content["hooks"]
-    stored = {path: (digest, hooks.get(path, 0)) for path, digest in content["contents"].items()}
-    modules = dict(module.named_modules())
-    counts = _hooks_of(modules.items())
-    digests = contents_of(module, sampled=not content.get("whole"))
-    built = {path: (digest, counts.get(path, 0)) for path, digest in digests.items()}
-    differ = [path for path in {**stored, **built} if stored.get(path) != built.get(path)]
-    if differ:
-        path = max(differ, key=lambda path: path.count(".") + bool(path))  # the innermost: others hold it
-        kind = type(modules[path]).__qualname__ if path in modules else "not built"
-        raise GraphError(
-            f"recipe: expected {type(module).__qualname__} to build the saved module; its module {path!r} "
-            f"({kind}) differs: the constructor had an argument that the module does not keep in an attribute, or the "
-            "module was changed afterwards"
-        )
-
-
-def _compare_buffers(module: nn.Module, content: _Content) -> None:
-    unsaved, built = content["unsaved"], unsaved_of(module, sampled=not content.get("whole"))
-    differ = [path for path in {**unsaved, **built} if unsaved.get(path) != built.get(path)]
-    if differ:
-        raise GraphError(
-            f"recipe: expected {type(module).__qualname__} to build the saved module; its buffer {differ[0]!r}, which "
-            "is not stored, has other values: the constructor had an argument that the module does not keep in an "
-            "attribute, or the buffer was changed afterwards"
-        )
-
-
-def _finish(module: nn.Module, content: _Content) -> None:
-    """Set flags and dtypes."""
-    otherwise, mode = set(content["otherwise"]), bool(content["training"])
-    for path, item in module.named_modules():
-        item.training = mode is not (path in otherwise)
-    frozen, dtypes = set(content["frozen"]), content["dtypes"]
-    for name, item in module.named_parameters():
-        item.requires_grad_(name not in frozen)
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        dtype = dtype_called(dtypes[name])
+def _finish(module: nn.Module, flags: _Flags) -> None:
+    """Set flags and dtypes, and reject a module that differs from the saved module."""
+    tensors, modules, kind = dict(_tensors_of(module)), dict(module.named_modules()), type(module).__qualname__
+    _compare(kind, "parameter or buffer", dict.fromkeys(flags["dtypes"]), dict.fromkeys(tensors))
+    for name, tensor in tensors.items():
+        dtype = dtype_called(flags["dtypes"][name])
         if tensor.dtype != dtype:
             tensor.data = tensor.data.to(dtype)
+    _compare(kind, "number of hooks of module", flags["hooks"], _hooks_of(modules.items()))
+    _compare(kind, "unsaved buffer", flags["unsaved"], _unsaved_of(modules.items()))
+    otherwise, frozen, mode = set(flags["otherwise"]), set(flags["frozen"]), bool(flags["training"])
+    for path, item in modules.items():
+        item.training = mode is not (path in otherwise)
+    for name, item in module.named_parameters():
+        item.requires_grad_(name not in frozen)
+
+
+def _compare(kind: str, what: str, saved: Mapping[str, object], built: Mapping[str, object]) -> None:
+    differ = saved.items() ^ built.items()
+    if differ:
+        name = min(name for name, _ in differ)
+        raise GraphError(f"recipe: expected {kind} to be built as it was saved; the {what} {name!r} differs")

@@ -20,7 +20,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from inspect import getattr_static
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from cachetools import LRUCache
@@ -32,13 +32,12 @@ from ..graphs.graph import ModelGraph
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, CodeType})
 STATE_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
-OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl", "_is_torch_compile"})
+_OF_ALL = frozenset({*vars(nn.Module()), "_compiled_call_impl", "_is_torch_compile"})
 """What every module has."""
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__firstlineno__"})
 _MOST_NESTED = 8
 """Lists, mappings and objects in one another in an attribute of a module."""
 _MOST_KNOWN = 128
-_T = TypeVar("_T")
 LONGEST_S = 1.0
 """Wait for the known graphs: a process that was forked while another thread had them never gets them, and traces."""
 
@@ -59,50 +58,35 @@ def signature(module: nn.Module) -> Hashable | None:
         return None
 
 
-class Known(Generic[_T]):
-    """What was found of the last architectures, by their signatures."""
-
-    def __init__(self) -> None:
-        self._known: LRUCache[Hashable, _T] = LRUCache(_MOST_KNOWN)
-        self._lock = threading.Lock()
-
-    def find(self, key: Hashable) -> _T | None:
-        """Return what is known; a module that has no signature, whose key is None, is never known."""
-        if key is None or not self._lock.acquire(timeout=LONGEST_S):
-            return None
-        try:
-            return self._known.get(key)
-        finally:
-            self._lock.release()
-
-    def keep(self, key: Hashable, found: _T) -> None:
-        """Note it."""
-        if key is not None and self._lock.acquire(timeout=LONGEST_S):
-            try:
-                self._known[key] = found
-            finally:
-                self._lock.release()
-
-
 class KnownGraphs:
     """The graphs of the last architectures that were traced."""
 
     def __init__(self) -> None:
-        self._known: Known[tuple[tuple[str, ...], bytes, ModelGraph]] = Known()
-        """Which buffers the trace read, a digest of their values, and what it found."""
+        self._known: LRUCache[Hashable, tuple[tuple[str, ...], bytes, ModelGraph]] = LRUCache(_MOST_KNOWN)
+        """Signature -> paths of the buffers that the trace read, a digest of their values, and the graph."""
+        self._lock = threading.Lock()
 
     def find(self, key: Hashable, module: nn.Module) -> ModelGraph | None:
         """Return the graph of a module's signature, if what the trace read has the values that it had."""
-        known = self._known.find(key)
+        if key is None or not self._lock.acquire(timeout=LONGEST_S):
+            return None
+        try:
+            known = self._known.get(key)
+        finally:
+            self._lock.release()
         if known is None:
             return None
         read, digest, graph = known
         return graph if not read or _digest(module, read) == digest else None
 
     def keep(self, key: Hashable, module: nn.Module, read: Collection[str], graph: ModelGraph) -> None:
-        """Note what a trace found, which read the buffers at these paths."""
+        """Note what a trace found, which read the buffers at these paths. A module without a key is never known."""
         paths = tuple(sorted(read))
-        self._known.keep(key, (paths, _digest(module, paths), graph))
+        if key is not None and self._lock.acquire(timeout=LONGEST_S):
+            try:
+                self._known[key] = paths, _digest(module, paths), graph
+            finally:
+                self._lock.release()
 
 
 def _digest(module: nn.Module, paths: Iterable[str]) -> bytes:
@@ -136,7 +120,7 @@ class _Signature:
             self._all_of(held["_buffers"]),
             tuple(sorted(held["_non_persistent_buffers_set"])),
             tuple([(name, child is not None and self._modules[id(child)]) for name, child in held["_modules"].items()]),
-            tuple([(name, self._value(value)) for name, value in held.items() if name not in OF_ALL]),
+            tuple([(name, self._value(value)) for name, value in held.items() if name not in _OF_ALL]),
         )
 
     def _all_of(self, tensors: Mapping[str, torch.Tensor | None]) -> Hashable:

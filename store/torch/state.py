@@ -25,7 +25,6 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 from ..arrays import Array, as_numpy, read_only
 from ..errors import TensorMismatchError
 from ..values import base_of
-from .copies import is_compiled
 from .signature import STATE_HOOKS, tells_all
 from .values import packed
 
@@ -97,6 +96,11 @@ class State:
 @lru_cache(maxsize=64)
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is a wrapper from `torch.compile`. If so, the original module is `module._orig_mod`."""
+    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith("torch._dynamo")
 
 
 def bare(module: nn.Module) -> nn.Module:

@@ -1,13 +1,12 @@
-"""How a module's forward pass goes, found out without touching the module, or any other.
+"""The forward pass of a module, found without changes to the module.
 
 Rules
-- `torch.fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process: a forward pass of another thread ends in
-  its trace. Here a copy of the tree of modules is traced instead. Its modules are of classes of their own
-  and have the tensors of the originals; whatever a forward pass sets, it sets in the copy.
-- Modules of torch.nn and torch.ao.nn that are no containers are not looked into: they become one node.
-- A module that says what it can be called with (`dummy_inputs`, as those of Hugging Face do) is called with it where
-  proxies do not get through, and a `TorchFunctionMode`, which is of one thread, notes what is called: on the device
-  "meta", where nothing is computed, or, where it looks at values, as it is.
+- `torch.fx.Tracer.trace` replaces `nn.Module.__call__` and sets a flag for the whole process: forward passes of other
+  threads get into the trace, and compiled modules raise an error. Here a copy of the tree of modules (`recording`) is
+  called with proxies instead.
+- If proxies do not get through, a module with `dummy_inputs` (Hugging Face) is called with these. A
+  `TorchFunctionMode`, which is local to the thread, records the calls: on the device "meta", which computes nothing,
+  or, if the module inspects values, with copies of its tensors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -27,7 +26,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_aggregate
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .copies import OWNER, PLAIN, Copies
+from .recording import PLAIN, Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ def trace(module: nn.Module) -> Trace:
     """
     tracer = _Symbolic(module)
     graph = tracer.run()
-    constants = frozenset(vars(tracer.root).keys() - vars(module).keys() - {OWNER})
-    return Trace(graph, tracer.root, constants, tracer.copies.read)
+    constants = frozenset(vars(tracer.root).keys() - vars(module).keys())
+    return Trace(graph, tracer.root, constants, frozenset(tracer.copy.read))
 
 
 def observe(module: nn.Module, inputs: Mapping[str, object], *, computes: bool) -> Trace:
@@ -71,7 +70,7 @@ def observe(module: nn.Module, inputs: Mapping[str, object], *, computes: bool) 
     """
     observed = _Observed(module, computes)
     graph = observed.run(inputs)
-    return Trace(graph, observed.root, frozenset(), None if computes else observed.copies.read)
+    return Trace(graph, observed.root, frozenset(), None if computes else frozenset(observed.copy.read))
 
 
 class _Symbolic(fx.Tracer):
@@ -79,8 +78,8 @@ class _Symbolic(fx.Tracer):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(autowrap_modules=cast(Any, ()))
-        self.copies = Copies(module, self._leaf, self._parameter, self._noted)
-        self.root = self.copies.root
+        self.copy = Recorded(module, self._leaf, self._parameter)
+        self.root = self.copy.root
         self._module = module
         self._proxies: dict[int, fx.Proxy] = {}
         """id of a parameter -> what stands for it."""
@@ -88,7 +87,7 @@ class _Symbolic(fx.Tracer):
     def run(self) -> fx.Graph:
         """Run it."""
         self.graph = fx.Graph(tracer_cls=type(self))
-        self.tensor_attrs = cast(Any, dict(self.copies.tensors))  # the base adds to it
+        self.tensor_attrs = cast(Any, dict(self.copy.tensors))  # the base adds to it
         forward, arguments = self.create_args_for_root(type(self.root).forward, True, None)
         self.create_node("output", "output", (self.create_arg(forward(*arguments)),), {})
         return self.graph
@@ -120,17 +119,6 @@ class _Symbolic(fx.Tracer):
             self._proxies[id(parameter)] = self.create_proxy("get_attr", path, (), {})
         return self._proxies[id(parameter)]
 
-    def _noted(self, function: Callable[..., object]) -> Callable[..., object]:
-        """Return a function that becomes a node where it is called with a proxy."""
-
-        def call(*args: object, **kwargs: object) -> object:
-            met: list[fx.Proxy] = []
-            given = cast(Argument, (args, kwargs))
-            map_aggregate(given, lambda item: met.append(item) if isinstance(item, fx.Proxy) else None)
-            return self.create_proxy("call_function", function, args, kwargs) if met else function(*args, **kwargs)
-
-        return call
-
 
 class _Observed:
     """One forward pass on tensors."""
@@ -145,8 +133,8 @@ class _Observed:
         """id of a tensor of the module -> its path."""
         self._within = False
         """A leaf is called: what it calls is not noted."""
-        self.copies = Copies(module, self._leaf, _itself, None)
-        self.root = self.copies.root
+        self.copy = Recorded(module, self._leaf, lambda parameter: parameter)
+        self.root = self.copy.root
         device = next((item.device for item in module.parameters()), torch.device("cpu"))
         self._device = device if computes else torch.device("meta")
         self._look()
@@ -258,10 +246,6 @@ class _Named:
 
     def __call__(self, *args: object) -> None:
         """Do nothing: fx expects something to call."""
-
-
-def _itself(parameter: nn.Parameter) -> nn.Parameter:
-    return parameter
 
 
 def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

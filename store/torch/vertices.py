@@ -23,8 +23,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, cast
@@ -35,7 +34,7 @@ from torch import fx, nn
 from ..errors import GraphError
 from ..facts import Json, call_facts, fact
 from ..graphs.graph import Layer, ModelGraph
-from .copies import is_leaf
+from .recording import is_leaf
 from .signature import KnownGraphs, signature
 from .state import State, bare, live_tensors, plain_name
 from .tracing import Trace, observe, trace
@@ -46,11 +45,15 @@ _log = logging.getLogger(__name__)
 _known = KnownGraphs()
 
 
-def graph_of(module: nn.Module) -> ModelGraph:
+def graph_of(module: nn.Module, state: State | None = None) -> ModelGraph:
     """Return the graph of a module: its leaf modules, and the functions called between leaf modules.
 
     The graph describes the forward pass in evaluation mode. The module is not changed, so other threads can use the
     module at the same time.
+
+    Args:
+        module: The module, or a wrapper such as `DistributedDataParallel`.
+        state: Current state of the module, if already available. If None, the state is read from the module.
 
     Raises:
         TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
@@ -60,29 +63,6 @@ def graph_of(module: nn.Module) -> ModelGraph:
     >>> [(layer.name, layer.config["class"], layer.inputs) for layer in graph.layers]
     [('input', 'Input', ()), ('0', 'Linear', ('input',)), ('1', 'ReLU', ('0',))]
     """
-    return architecture_of(module).graph
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The graph of a module, and a key of its architecture."""
-
-    graph: ModelGraph
-    key: Hashable
-    """Hashable signature that modules of the same architecture share, or None if there is no signature."""
-
-
-def architecture_of(module: nn.Module, state: State | None = None) -> Architecture:
-    """Return the graph of a module, and a key that modules of the same architecture share.
-
-    Args:
-        module: The module, or a wrapper such as `DistributedDataParallel`.
-        state: Current state of the module, if already available. If None, the state is read from the module.
-
-    Raises:
-        TensorMismatchError: if part of the state cannot be stored (see `tensors_of`).
-        GraphError: if the module or a submodule is the result of `torch.jit.trace`.
-    """
     module = bare(module)
     key = signature(module)
     graph = _known.find(key, module)
@@ -91,7 +71,7 @@ def architecture_of(module: nn.Module, state: State | None = None) -> Architectu
         graph = ModelGraph(flattened.vertices)
         if flattened.read is not None:
             _known.keep(key, module, flattened.read, graph)
-    return Architecture(graph, key)
+    return graph
 
 
 class _Flattened:

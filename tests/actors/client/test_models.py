@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from tensorvine.actors import Publisher, Repository
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import GraphError, TensorMismatchError, TensorNotFoundError
 from tensorvine.store.keras import graph_of, optimizer_tensors_of, tensors_of
+from tensorvine.store.torch import factories, register_factory
 
 
 @pytest.fixture(scope="module")
@@ -339,53 +339,101 @@ class TestTorch:
         )
         assert [layer.config["class"] for layer in repo.graph("torch").layers][1:] == ["Linear", "ReLU", "BatchNorm1d"]
 
-    def test_a_module_is_built_again_from_the_repository_alone(self, repo: Repository) -> None:
-        net = Tied().double().eval()
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-        net(torch.tensor([1, 2])).square().sum().backward()
+    def test_a_module_of_torch_nn_is_built_again_from_the_repository_alone(self, repo: Repository) -> None:
+        net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.ReLU()).double().eval()
+        optimizer, batch = torch.optim.Adam(net.parameters(), lr=0.1), torch.ones(2, 4).double()
+        net(batch).square().sum().backward()
         optimizer.step()
         repo.save_model("again", net, optimizer=optimizer)
         again = repo.load_model("again")
-        assert type(again) is Tied
-        assert again.embed.weight is again.head.weight
         assert not again.training
-        assert torch.equal(again(torch.tensor([1, 2])), net(torch.tensor([1, 2])))
-        again(torch.tensor([1, 2])).square().sum().backward()
+        assert torch.equal(again(batch), net(batch))
+        again(batch).square().sum().backward()
         torch.optim.SGD(again.parameters()).step()  # its memory is its own
-        assert torch.equal(repo.load_model("again").embed.weight, net.embed.weight)
+        assert torch.equal(repo.load_model("again")[0].weight, net[0].weight)
         with pytest.raises(GraphError, match=r"optimizer of a torch module that is built again: .*found Adam"):
             repo.load_model("again", optimizer=optimizer)
-        with pytest.raises(GraphError, match="compile=False: expected a Keras model; found a torch module"):
-            repo.load_model("again", compile=False)
+        for given in ({"compile": False}, {"custom_objects": {"Linear": torch.nn.Linear}}):
+            with pytest.raises(GraphError, match=r"=.*: expected a Keras model; found a torch module"):
+                repo.load_model("again", **given)
 
-    def test_a_module_that_does_not_tell_how_it_is_built_is_filled(self, repo: Repository) -> None:
+    def test_a_stated_factory_builds_a_module_with_permission(self, repo: Repository) -> None:
+        net, batch = Mute(3), torch.ones(2, 3)
+        repo.save_model("stated", net, factory=f"{__name__}:Mute", arguments={"width": 3})
+        with pytest.raises(
+            GraphError, match=rf"load_model of stated@1: factory '{__name__}:Mute': expected permission .*pass into="
+        ):
+            repo.load_model("stated")
+        package = __name__.partition(".")[0]
+        given: tuple[dict[str, Any], ...] = ({"factory": Mute}, {"trusted_packages": [package]})
+        for permission in given:
+            again = repo.load_model("stated", **permission)
+            assert type(again) is Mute
+            assert torch.equal(again(batch), net(batch))
+        register_factory(Mute)
+        try:
+            assert torch.equal(repo.load_model("stated")(batch), net(batch))
+        finally:
+            factories._registered.clear()
+
+    def test_a_tied_module_is_tied_again(self, repo: Repository) -> None:
+        repo.save_model("tied-again", Tied(), factory=f"{__name__}:Tied")
+        again = repo.load_model("tied-again", factory=Tied)
+        assert again.embed.weight is again.head.weight
+
+    def test_a_factory_that_builds_another_architecture_is_refused(self, repo: Repository) -> None:
+        def other() -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+
+        def untied() -> torch.nn.Module:
+            net = Tied()
+            net.head.weight = torch.nn.Parameter(net.embed.weight.detach().clone())
+            return net
+
+        repo.save_model("relu", torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), factory="zoo:make")
+        with pytest.raises(GraphError, match=r"the layer '1' of the built module differs; pass into="):
+            repo.load_model("relu", factory=other)
+        repo.save_model("tied-only", Tied(), factory="zoo:make")
+        with pytest.raises(GraphError, match=r"'head.weight' differs; pass into="):
+            repo.load_model("tied-only", factory=untied)
+
+    def test_a_factory_for_other_models_is_refused(self, repo: Repository) -> None:
+        with pytest.raises(GraphError, match="factory=: expected a torch module; found the Keras model Sequential"):
+            repo.save_model("keras-factory", trained(), factory="zoo:make")
+        with pytest.raises(GraphError, match="arguments=: expected factory= too"):
+            repo.save_model("no-factory", Mute(3), arguments={"width": 3})
+        with pytest.raises(GraphError, match="argument 'width' of zoo:make: expected numbers"):
+            repo.save_model("no-factory", Mute(3), factory="zoo:make", arguments={"width": torch.ones(1)})
+        assert repo.models("no-factory") == []
+        repo.save_model("keras-factory", trained())
+        for given in ({"factory": Mute}, {"trusted_packages": ["zoo"]}):
+            with pytest.raises(GraphError, match=f"{next(iter(given))}=: expected a torch module; found a Keras model"):
+                repo.load_model("keras-factory", **given)
+        repo.save_model("filled-factory", Mute(3), factory="zoo:make")
+        with pytest.raises(GraphError, match="factory=: expected no into=, which is filled; found Mute"):
+            repo.load_model("filled-factory", into=Mute(3), factory=Mute)
+        with pytest.raises(GraphError, match="trusted_packages=: expected a list of packages; found 'zoo'"):
+            repo.load_model("filled-factory", trusted_packages="zoo")
+
+    def test_a_module_without_a_recipe_is_filled_or_built_by_the_callers_factory(self, repo: Repository) -> None:
         narrow, wide = Mute(2), Mute(3)
         repo.save_model("mute", wide)
         with Publisher(repo, "mute", 1) as publisher:
             publisher.publish(wide).committed()
-        repo.save("bare", tensors={"weight": np.ones((2, 2), np.float32)})
-        reason = r"without one: Mute: .*found none for 'width'; pass into="
+        repo.save("bare", tensors={"body.weight": wide.body.weight.detach(), "body.bias": wide.body.bias.detach()})
+        reason = r"without one: Mute: expected factory= of save_model.*; pass into= .* or factory="
         for version, found in (("mute@1", reason), ("mute@2", reason), ("bare", "saved by save_model.*pass into=")):
             with pytest.raises(GraphError, match=found):
                 repo.load_model(version)
+            built = repo.load_model(version, factory=lambda: Mute(3))
+            assert torch.equal(built.body.weight, wide.body.weight)
         with pytest.raises(TensorMismatchError):
             repo.load_model("mute", into=narrow)
+        with pytest.raises(GraphError, match="the layer 'body' of the built module differs"):
+            repo.load_model("mute", factory=lambda: narrow)
         other = Mute(3)
         repo.load_model("mute", into=other)
         assert torch.equal(other.body.weight, wide.body.weight)
-
-    def test_a_class_that_is_gone_is_named(self, repo: Repository, tmp_path: Path, monkeypatch: Any) -> None:
-        code = "import torch\nclass Moved(torch.nn.Linear):\n    pass\n"
-        (tmp_path / "moved_models.py").write_text(code)
-        monkeypatch.syspath_prepend(tmp_path)
-        kind = importlib.import_module("moved_models").Moved
-        net = kind(2, 3)
-        repo.save_model("moved-module", net)
-        monkeypatch.undo()
-        del sys.modules["moved_models"]
-        with pytest.raises(GraphError, match=r"moved_models:Moved: .*custom_objects=.*ModuleNotFoundError.*pass into="):
-            repo.load_model("moved-module")
-        assert torch.equal(repo.load_model("moved-module", custom_objects={"Moved": kind}).weight, net.weight)
 
     def test_a_tied_tensor_takes_its_bytes_once(self, repo: Repository) -> None:
         net = Tied()
