@@ -54,7 +54,7 @@ def _check(text: str, facts: Hashable) -> None:
     with torch.device("meta"):
         again = built(json.loads(text))
     if _facts(again) != facts:
-        raise GraphError("expected modules of torch.nn as their constructors make them; found one that was changed")
+        raise GraphError("expected modules of torch.nn as their constructors make them; found a changed module")
 
 
 def _facts(module: nn.Module) -> Hashable:

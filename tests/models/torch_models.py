@@ -113,6 +113,9 @@ class Architecture:
     name: str
     make: Callable[[], nn.Module]
     inputs: Callable[[nn.Module], dict[str, Any] | torch.Tensor]
+    factory: str | None = None
+    """Stated when it is saved; None: it is not."""
+    arguments: dict[str, Any] | None = None
     base: Callable[[], nn.Module] | None = None
     """Makes what it was adapted from, which is saved before; with the same seed, it has the same weights."""
 
@@ -126,6 +129,8 @@ def architectures() -> Iterator[Architecture]:
             f"torchvision {name}",
             lambda name=name: vision.models.get_model(name, weights=None),
             lambda net, size=size: torch.linspace(-1, 1, 2 * 3 * size * size).reshape(2, 3, size, size),
+            "torchvision.models:get_model",
+            {"name": name, "weights": None},
         )
     import timm
 
@@ -134,6 +139,8 @@ def architectures() -> Iterator[Architecture]:
             f"timm {name}",
             lambda name=name: timm.create_model(name, pretrained=False),
             lambda net: torch.linspace(-1, 1, 2 * _pixels(net)).reshape(2, *net.default_cfg["input_size"]),
+            "timm:create_model",
+            {"model_name": name, "pretrained": False},
         )
     import transformers
 
@@ -157,7 +164,7 @@ def architectures() -> Iterator[Architecture]:
             targets = ["c_attn", "q_proj"]
             return peft.get_peft_model(base(), peft.LoraConfig(target_modules=targets, task_type="CAUSAL_LM"))
 
-        yield Architecture(f"PEFT, LoRA on {name}", adapted, _text, base)
+        yield Architecture(f"PEFT, LoRA on {name}", adapted, _text, base=base)
 
 
 def torchvision() -> Any:
@@ -203,8 +210,9 @@ def _measured(repo: Repository, architecture: Architecture, said: _Said) -> Row:
     inputs = architecture.inputs(net)
     optimizer = _optimizer(net)
     _train(net, optimizer, inputs)
-    only = repo.save_model(name, net, parent=f"{name}-base" if architecture.base is not None else None)
-    repo.save_model(name, net, optimizer=optimizer)
+    stated: dict[str, Any] = {"factory": architecture.factory, "arguments": architecture.arguments}
+    only = repo.save_model(name, net, parent=f"{name}-base" if architecture.base is not None else None, **stated)
+    repo.save_model(name, net, optimizer=optimizer, **stated)
     graph = repo.graph(name)
     torch.manual_seed(2)
     other = architecture.make()
@@ -232,7 +240,7 @@ def _measured(repo: Repository, architecture: Architecture, said: _Said) -> Row:
 def _alone(repo: Repository, name: str, net: nn.Module, inputs: Any) -> bool | None:
     torch.manual_seed(4)
     try:
-        again = repo.load_model(name)
+        again = repo.load_model(name, trusted_packages=["torchvision", "timm", "transformers"])
     except GraphError as exc:
         logging.getLogger(__name__).info("%s", exc)
         return None

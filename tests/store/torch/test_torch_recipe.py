@@ -143,7 +143,7 @@ def patched() -> nn.Module:
 
 @pytest.mark.parametrize("make", [tied, changed_within, changed_attribute, replaced, patched])
 def test_a_module_of_torch_nn_that_was_changed_has_no_recipe(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(GraphError, match=r"expected factory= of save_model, .* found one that was changed"):
+    with pytest.raises(GraphError, match=r"expected factory= of save_model, .* found a changed module"):
         recipe_of(make())
 
 
