@@ -75,7 +75,7 @@ def permitted(name: str, given: Factory | str | None, trusted: Collection[str]) 
 
     >>> permitted("os:system", None, [])
     Traceback (most recent call last):
-    tensorvine.store.errors.GraphError: factory 'os:system': expected permission to import it: ...
+    tensorvine.store.errors.GraphError: factory 'os:system': expected permission to import it; ...
     """
     if given is not None:
         return given_factory(given)
@@ -83,7 +83,7 @@ def permitted(name: str, given: Factory | str | None, trusted: Collection[str]) 
         return _registered[name]
     if not _is_within(checked_name(name).partition(":")[0], trusted):
         raise GraphError(
-            f"factory {name!r}: expected permission to import it: list its package in trusted_packages=, pass "
+            f"factory {name!r}: expected permission to import it; list its package in trusted_packages=, pass "
             f"factory=, or call register_factory in this process; trusted are {sorted(trusted)}"
         )
     found = _imported(name)
