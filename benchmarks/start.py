@@ -74,13 +74,12 @@ def _measure(report: Report, versions: int, tensors: int, folder: Path, rounds: 
         opened[-1].get_tensor("layer.0/kernel")
         expect(names == versions * tensors, "start", f"{versions * tensors} names in files")
 
-    stored = [file for file in sorted(path.rglob("*")) if file.is_file()]
     found = alternate(
         {
             HISTORY: (first_load, check),
             EMPTY: (lambda: _begin(empty), _end),
             PEER: open_all,
-            FLOOR: lambda: sum(len(file.read_bytes()) for file in stored),
+            FLOOR: lambda: sum(len(file.read_bytes()) for file in _files(path)),
         },
         rounds=rounds,
         warmup=0,
@@ -90,7 +89,7 @@ def _measure(report: Report, versions: int, tensors: int, folder: Path, rounds: 
     report.add(
         f"{case}: start to the first load",
         ours,
-        sum(file.stat().st_size for file in stored),
+        sum(file.stat().st_size for file in _files(path)),
         peer=(PEER, found[PEER]),
         floor=(FLOOR, found[FLOOR]),
         goals=[Goal("seconds to the first load", ours.median, at_most=GOAL_S)] if reached else [],
@@ -100,6 +99,10 @@ def _measure(report: Report, versions: int, tensors: int, folder: Path, rounds: 
     )
     report.add(f"{case}: start on {EMPTY}", nothing)
     report.add(f"{case}: then version 1 as a whole", sample(whole), 4 * ITEMS * tensors)
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in sorted(path.rglob("*")) if file.is_file()]
 
 
 def _write(path: Path, files: Path, versions: int, tensors: int) -> None:

@@ -453,9 +453,15 @@ def _photographs() -> NDArray[np.float32]:
     return np.stack(load_sample_images().images).astype(np.float32) / np.float32(255)
 
 
+@cache
+def _handwriting() -> Any:
+    """Return scikit-learn's digits: `images` (1797, 8, 8), 0 to 16, and `target`."""
+    return load_digits()
+
+
 def _digits(rng: np.random.Generator, count: int, *, least: int) -> tuple[Tensor, Tensor]:
     """Draw digits, each subtracted from a patch of a photograph: (count, 3, 8, 8) float32, and their labels."""
-    found: Any = load_digits()
+    found = _handwriting()
     chosen = rng.choice(np.flatnonzero(found.target >= least), count)
     rows, columns = rng.integers(0, 427 - 8, count), rng.integers(0, 640 - 8, count)
     corners = enumerate(zip(rows, columns, strict=True))

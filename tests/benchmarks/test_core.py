@@ -25,9 +25,11 @@ from benchmarks.core.models import (
     ATTN_FEATURES,
     Architecture,
     attn_graph,
+    bert_large,
     nas_graphs,
     small_tensors,
     synthetic,
+    vgg19,
 )
 from benchmarks.core.peers import Peer, Plain, file_peers
 from benchmarks.core.redis import PrefixWalk, RedisQueries, RedisServer, compact, concurrent_queries
@@ -69,6 +71,11 @@ def test_leading_layers_come_as_close_to_the_share_as_whole_layers_can() -> None
     assert model.tensors_of(model.leading_layers(0.2)) == ["layer_0000/kernel", "layer_0001/kernel"]
 
 
+@pytest.mark.parametrize(
+    ("model", "tensors", "parameters"),
+    [(vgg19(), 38, 143_667_240), (bert_large(), 391, 335_141_888)],
+    ids=["VGG19", "BERT-large"],
+)
 def test_real_models_have_the_published_tensors(model: Architecture, tensors: int, parameters: int) -> None:
     assert len(model.shapes) == tensors
     assert model.nbytes == 4 * parameters
