@@ -19,6 +19,7 @@ from tensorvine.store.graphs.graph import Layer, ModelGraph
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command_line
+from benchmarks import nas
 from benchmarks.core.fleet import Fleet, seconds_of
 from benchmarks.core.measure import MIB, alternate, buffers_like, copying, memory_growth, sample
 from benchmarks.core.models import (
@@ -344,3 +345,36 @@ def test_the_command_lists_the_benchmarks_with_what_they_measure() -> None:
 @pytest.mark.parametrize("arguments", [["unknown"], ["growth", "--slow"]])
 def test_the_command_refuses_unknown_words(arguments: list[str]) -> None:
     assert CliRunner().invoke(command_line.application(), arguments).exit_code == 2
+
+
+# ---- searches ---------------------------------------------------------------------------------------------
+
+
+def search(seconds: float, best: float, stored_s: float, space: int, written: int) -> nas.Search:
+    """Return a search of four candidates, the third of which is the best."""
+    facts = {"began": 0.0, "ended": 1.0, "stored_s": stored_s, "space_bytes": space, "bytes_written": written // 4}
+    qualities = (0.5, None, best, 0.6)
+    return [{**facts, "at": seconds * (n + 1) / 4, "quality": quality} for n, quality in enumerate(qualities)]
+
+
+def test_rows_of_searches_say_how_much_sooner_and_smaller() -> None:
+    made = Report("nas")
+    nas.add(
+        made,
+        {
+            nas.NONE: search(400, 0.975, 0.0, 0, 0),
+            nas.HDF5: search(360, 0.985, 0.1, 4000, 8000),
+            nas.REPOSITORY: search(280, 0.985, 0.01, 1000, 2400),
+            nas.KEPT: search(300, 0.985, 0.01, 2000, 2000),
+        },
+    )
+    rows = {row.case: row for row in made.rows}
+    assert made.headline is rows[f"end to end, beside {nas.NONE}"]
+    assert [goal.value for goal in made.headline.goals] == [pytest.approx(0.01), pytest.approx(0.7)]
+    assert rows["time to 97.0%"].ratio == pytest.approx(300 / 210)
+    assert "at least" in rows["time to 98.0%"].goals[0].what
+    assert rows["time to 98.0%"].facts["hdf5_s"] == 270
+    assert "time to 99.0%" not in rows  # the repository's search does not reach it
+    assert [goal.value for goal in rows[f"space, {nas.REPOSITORY}"].goals] == [8, 1]
+    assert rows[f"space, {nas.KEPT}"].goals[0].value == 4
+    json.dumps(made.as_dict())
