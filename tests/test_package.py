@@ -61,6 +61,7 @@ def test_its_packages_can_be_listed_and_imported_whole_without_an_extra(modules:
         ("tensorvine.actors.collective.stock", "register", "tensorvine.actors.collective.connect"),
         ("tensorvine.planner", "schedule_front", r"optimal_schedule\("),
         ("tensorvine.store.errors", "CollectiveError", "PeerLostError"),
+        ("tensorvine.store.torch", "architecture_of", "graph_of"),
     ],
 )
 def test_importing_a_deleted_name_says_what_to_use(module: str, name: str, instead: str) -> None:

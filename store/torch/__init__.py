@@ -3,6 +3,9 @@
 A module may be wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile`.
 """
 
+from typing import TYPE_CHECKING
+
+from ..removed import removed
 from .factories import register_factory
 from .inference import keep_in_inference
 from .loading import assign, check_tied, loads_itself, tied
@@ -32,3 +35,6 @@ __all__ = [
     "tensors_of",
     "tied",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = removed(__name__, {"architecture_of": "graph_of, which returns the same graph, without its key"})
