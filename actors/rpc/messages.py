@@ -1,4 +1,4 @@
-"""What shards are told and what they answer, and what actors are called.
+"""Messages between clients and shards, and the names of actors.
 
 Rules
 - Logs and errors show messages as they are: no `repr` has a secret, nor a URI or URL that may hold one.
@@ -7,20 +7,14 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...planner.topology import Topology
-from ...store.archive.segmentfile import Slot
-from ...store.holders import Lease, Save
-from ...store.refs import ModelRef
 from ...store.segments.arena import Part
-from ...store.segments.segment import Block, SegmentId
-from ...store.versions.architectures import Architecture
-from ...store.versions.ledger import Told
-from ...store.versions.manifest import Header
+from ...store.segments.segment import Label, SegmentId
 from ...store.versions.retention import Retention
-from ...store.versions.version import Match
+from ...store.versions.version import Draft
 from .redis_keys import Address
 
 TRANSPORTS = ("auto", "shared", "socket", "object_store", "gloo", "nccl", "files")
@@ -108,89 +102,34 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryInfo:
-    """What a shard that starts again must know of what went before."""
+class Filled:
+    """A segment that a save brings."""
 
-    topology: Topology
-    finished: tuple[int, ...]
-    """Shards that have handed over all that they had to, where a change is under way."""
-    ledger: Told
-    """All versions; what lived on the shard alone counts as lost from now on."""
-    arrived: Mapping[str, int]
-    """Names that have arrived at their new home, where a change is under way."""
-
-    def home(self, name: str) -> int:
-        """Return the shard that answers for a name now."""
-        former = self.topology.former_home(name)
-        return self.topology.home(name) if former in self.finished else self.arrived.get(name, former)
+    id: SegmentId
+    place: Part | bytes | None
+    """Where its bytes are: in memory that was granted, or here. None: the shard has fetched them (`pull`)."""
+    sizes: tuple[int, ...]
+    """Bytes of its tensors."""
+    labels: tuple[Label, ...] = ()
+    """For its file; empty where the repository has no path."""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What a shard tells a planner that starts again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What a client hands to the shard of its node with `commit`."""
 
-    topology: Topology
-    """By which it goes."""
-    ledger: Told
-    whole: bool
-    """It has heard of every commit of the repository, but for those of shards that owe it to somebody."""
-    arrived: tuple[str, ...]
-    """Names that came here in the change that is under way."""
-    delivered: Mapping[str, int]
-    """Names that went from here in that change -> their home, which has them, or had."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """How things stand on a shard when it answers."""
-
-    version: int
-    """Of its topology."""
-    revision: str
-    """Another one after every name that left or arrived."""
-    sending: bool
-    """Names are on their way from it."""
-    shard: int
-    incarnation: str
-    """Of the shard: another one after each restart."""
-    again: bool
-    """It is not the shard's first incarnation."""
-    age_s: float = field(compare=False)
-    """How long this incarnation has been there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a shard handed over."""
-
-    names: int
-    metadata_bytes: int
-    tensor_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A tensor that must be on disk."""
-
-    slot: int
-    name: str
-    layer: str | None
-    dtype: str
-    shape: tuple[int, ...]
-    base: Slot | None
-    """The parent version's tensor of that name, which it may be encoded against."""
-
-
-ToStore = Mapping[SegmentId, Sequence[Wanted]]
-"""What must be on disk, by segment."""
-Chains = dict[Slot, tuple[Slot, ...]]
-"""Tensors that are encoded against others -> these, the nearest first, up to one that stands alone."""
-Filled = tuple[SegmentId, "Part | bytes", Sequence[int]]
-"""A segment to be, where its bytes are, and its tensors' sizes."""
-Unwritten = tuple[Header, bytes]
-"""A version that is not on disk yet: header and table."""
-Sender = tuple[int, int]
-"""A shard that hands names over: its number, and how often it has started again."""
+    draft: Draft
+    """Has the save."""
+    default_parent: bool
+    """Nobody named the parent: it must be the latest version of the name."""
+    incarnation: int
+    """Process id of the shard that granted the memory, as `Hello` named it."""
+    blocks: Sequence[Filled]
+    """All segments that the save brings."""
+    durable: bool
+    """Files and manifest are to be written before the version exists."""
+    timeout: float
+    """Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,77 +150,6 @@ class Hello:
     """How many bytes of metadata it takes with a version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """What is asked with `begin`."""
-
-    client: str
-    name: str
-    """Of the parent."""
-    version: int | None
-    """The parent's; None: the latest."""
-    optional: bool
-    """There need not be a parent."""
-    known: ModelRef | None
-    """The version whose table the client has."""
-    inherits: bool
-    """It learns what is unchanged from the parent's content hashes, or compares with the parent's bytes."""
-    compares: bool
-    """It can compare with bytes that are in memory here."""
-    save: Save
-    sizes: Sequence[int]
-    """Of blocks that it would fill."""
-    timeout: float
-    """Seconds."""
-    graph: tuple[bytes, Architecture] | None = None
-    """Key and text of the graph that its commit will name, so that it is read before that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """Answer to `begin`."""
-
-    header: Header | None
-    """The parent's; None when the name is new."""
-    body: bytes | None
-    """The parent's table; None when the client has it."""
-    lease: Lease | None
-    """Pins the parent."""
-    digests: dict[SegmentId, tuple[str, ...]]
-    """Content hashes of the parent's segments that lie here, if they were asked for."""
-    blocks: dict[SegmentId, Block] | None
-    """Where the parent's bytes are, if all of them are in the memory here and the client can compare with them."""
-    offsets: list[int]
-    """Memory for the first few of the blocks that were announced."""
-    shard: int
-    """Which answers."""
-    incarnation: int
-    """Its process id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Answer to `fetch`."""
-
-    header: Header
-    body: bytes | None
-    blocks: dict[SegmentId, Block]
-    epoch: int
-    """The answer holds while the shard's version page shows the same. Its places need not: see `memory`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """Answer to `match`."""
-
-    found: list[Match | None]
-    """By query."""
-    graphs: dict[bytes, str]
-    """Key -> the graph as JSON, of those found."""
-    places: dict[ModelRef, Fetched]
-    """Of those found, what answers a load of them, if that was asked for."""
-
-
 def actor_name(repository: str, index: int) -> str:
     """Name of a shard's actor.
 
@@ -289,6 +157,15 @@ def actor_name(repository: str, index: int) -> str:
     'default/shard-0'
     """
     return f"{repository}/shard-{index}"
+
+
+def catalog_name(repository: str) -> str:
+    """Name of the catalog's actor.
+
+    >>> catalog_name("default")
+    'default/catalog'
+    """
+    return f"{repository}/catalog"
 
 
 def planner_name(repository: str) -> str:
@@ -303,12 +180,12 @@ def planner_name(repository: str) -> str:
 def repositories(actors: Iterable[str]) -> dict[str, int]:
     """Return the repositories that run, each with its number of shards, from the names of all actors.
 
-    >>> repositories(["default/planner", "default/shard-0", "default/shard-1", "a/consumer"])
+    >>> repositories(["default/catalog", "default/shard-0", "default/shard-1", "a/consumer"])
     {'default': 2}
     """
     parts = [name.rpartition("/") for name in actors]
     shards = Counter(name for name, _, role in parts if role.startswith("shard-"))
-    return {name: shards[name] for name, _, role in sorted(parts) if role == "planner"}
+    return {name: shards[name] for name, _, role in sorted(parts) if role == "catalog"}
 
 
 def check_transport(transport: str, where: str) -> str:

@@ -1,41 +1,39 @@
-"""A version of a model at its home: as it is wanted, as it is kept, as it answers a query.
-
-Rules
-- A draft has all of a manifest but what the commit adds: the version number and the time.
-- Only a record's pins change.
-"""
+"""A version of a model: as it is proposed, and as it answers a query."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..graphs.index import Rank, rank_of
-from ..holders import Lease, Save
+from ..graphs.index import PrefixQuery, Rank, rank_of
+from ..holders import Lease, Request
 from ..refs import ModelRef
-from ..segments.segment import SegmentId
 from .manifest import Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A version that wants to exist: all of its manifest but the version number."""
+    """A version that is proposed: all of its manifest but the version number and the time."""
 
     name: str
-    save: Save
-    """Holds the segments that this save staged; released when the commit is done."""
+    save: Request
+    """Owns the segments that it brings until the commit."""
     parent: ModelRef | None
     quality: float | None
     metadata: str
+    """The user's mapping as JSON text."""
     graph_key: bytes
-    architecture: tuple[str, str | None] | None
-    """The graph's JSON and the framework's recipe; None when the shard keeps them: the pinned parent has the key."""
+    architecture: bytes | None
+    """The graph and the framework's recipe as `architectures.packed` makes them; None: the catalog has them."""
+    fingerprints: PrefixQuery | None
+    """Of that graph; None with `architecture`."""
     body: bytes
-    holds: dict[SegmentId, list[int]]
+    """The table, as `manifest.encode_body` makes it."""
+    slots: bytes
+    """The slots that the table names, by segment, as `slots.packed_slots` makes it."""
     bytes_owned: int
     bytes_total: int
-    codec: str | None = None
 
-    def header(self, ref: ModelRef, created_ns: int) -> Header:
+    def header(self, ref: ModelRef, created_ns: int, codec: str | None) -> Header:
         """Return the header of the version that this becomes."""
         return Header(
             ref=ref,
@@ -46,23 +44,13 @@ class Draft:
             graph_key=self.graph_key,
             bytes_owned=self.bytes_owned,
             bytes_total=self.bytes_total,
-            codec=self.codec,
+            codec=codec,
         )
-
-
-@dataclass(slots=True)
-class Record:
-    """A version that this shard is home to."""
-
-    header: Header
-    body: bytes
-    segments: tuple[SegmentId, ...]
-    pins: dict[Lease, None] = field(default_factory=dict[Lease, None])
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """This shard's best answer to a prefix query."""
+    """The best answer to a prefix query."""
 
     ref: ModelRef
     size: int
@@ -71,9 +59,9 @@ class Match:
     created_ns: int
     graph_key: bytes
     lease: Lease
-    """Pins the model until it is released or the client's session ends."""
+    """Pins the model until it is removed, or the query is over."""
 
     @property
     def rank(self) -> tuple[int, Rank]:
-        """Orders the answers of several shards as the index orders its own: the greatest is the best."""
+        """Orders answers as the index orders its own: the greatest is the best."""
         return (self.size, rank_of(self.quality, self.created_ns, self.ref))

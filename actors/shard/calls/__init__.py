@@ -1,22 +1,15 @@
-"""What a shard can be asked, declared for those who ask and for the part of the shard that answers.
+"""What a shard can be asked, declared for callers and for the part of the shard that answers.
 
-Stands on the messages of `rpc` and `transport` only, so that whoever calls a shard need not load one.
+Depends on the messages of `rpc` and `transport` only, so that callers of a shard need not import one.
 """
 
 from __future__ import annotations
 
-from .changes import ChangeCalls
-from .files import FileCalls
-from .holders import HolderCalls
-from .notes import NoteCalls
-from .queries import QueryCalls
+from .orders import OrderCalls
 from .reads import ReadCalls
-from .replicas import ReplicaCalls
 from .sessions import SessionCalls
 from .writes import WriteCalls
 
 
-class ShardCalls(
-    SessionCalls, WriteCalls, ReadCalls, QueryCalls, HolderCalls, FileCalls, ReplicaCalls, NoteCalls, ChangeCalls
-):
+class ShardCalls(SessionCalls, WriteCalls, ReadCalls, OrderCalls):
     """All calls of a shard."""

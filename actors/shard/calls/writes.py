@@ -1,4 +1,4 @@
-"""What savers ask of a shard: memory to fill, and versions that come to exist and cease to."""
+"""What savers ask of a shard: memory to fill, and the commit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ....store.holders import Lease, Query, Save
-from ....store.refs import ModelRef
+from ....store.holders import Request
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
-from ....store.versions.version import Draft
 from ...rpc.calls import remote
-from ...rpc.messages import Beginning, Begun, Filled
+from ...rpc.catalog_messages import Committed, Refused
+from ...rpc.messages import Handed
 from .copies import Address, Original, Piece
 
 
@@ -20,25 +19,7 @@ class WriteCalls:
     """Answered by `shard.parts.writes`."""
 
     @remote("ctl", repeatable=True)
-    def begin(self, asked: Beginning) -> Begun:
-        """Start a save: pin the parent, unless it is optional and there is none.
-
-        Waits first for as long as too much waits to be written to disk. Grants memory for blocks, as far as there is
-        some, unless what the saver inherits can make them needless. The answer has the parent's content hashes, or,
-        where the saver can compare and all of them are in memory here, the places of its bytes.
-
-        Raises:
-            OperationTimeoutError, StorageError: the disk is slower than the savers, or does not take anything.
-        """
-        ...
-
-    @remote("ctl", repeatable=True)
-    def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
-        """Return the content hashes of segments, waiting for those that are being computed."""
-        ...
-
-    @remote("ctl", repeatable=True)
-    def reserve(self, client: str, save: Save, sizes: Sequence[int]) -> list[int]:
+    def reserve(self, client: str, save: Request, sizes: Sequence[int]) -> list[int]:
         """Grant memory for a save to come, if there is plenty; none else."""
         ...
 
@@ -48,7 +29,7 @@ class WriteCalls:
         ...
 
     @remote("ctl")
-    def grant(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
+    def grant(self, client: str, save: Request, sizes: Sequence[int], timeout: float) -> list[int]:
         """Grant memory for at least the first of `sizes`, waiting while what others hold may become free.
 
         Raises:
@@ -57,14 +38,9 @@ class WriteCalls:
         """
         ...
 
-    @remote("ctl")
-    def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
-        """Take what a client filled, in this `incarnation` of the shard, for a version whose home is elsewhere."""
-        ...
-
     @remote("data")
     def pull(
-        self, save: Save, originals: Mapping[SegmentId, Original], address: Address | None, timeout: float
+        self, save: Request, originals: Mapping[SegmentId, Original], address: Address | None, timeout: float
     ) -> str | None:
         """Fetch what a client that does not share this shard's memory offers at an address, and take that.
 
@@ -77,13 +53,13 @@ class WriteCalls:
         ...
 
     @remote("ctl")
-    def allocate(self, client: str, save: Save, sizes: Sequence[int], timeout: float) -> list[int]:
+    def allocate(self, client: str, save: Request, sizes: Sequence[int], timeout: float) -> list[int]:
         """Grant memory as `grant` does, which this shard fills itself, by `place`."""
         ...
 
     @remote("data")
     def place(
-        self, save: Save, part: Part, pieces: Sequence[Piece], address: Address | None, timeout: float
+        self, save: Request, part: Part, pieces: Sequence[Piece], address: Address | None, timeout: float
     ) -> str | None:
         """Fetch pieces of a tensor that a process of the save's offers at an address to where they belong.
 
@@ -98,43 +74,29 @@ class WriteCalls:
 
     @remote("data")
     def adopt_block(
-        self, save: Save, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
+        self, save: Request, segment: SegmentId, block: np.ndarray, sizes: Sequence[int], timeout: float
     ) -> None:
         """Copy a block out of the engine's object store, where a client put it that this shard cannot connect to."""
         ...
 
-    @remote("ctl")
-    def commit(
-        self,
-        draft: Draft,
-        client: str,
-        incarnation: int,
-        blocks: Sequence[Filled],
-        leases: Sequence[Lease],
-        durable: bool,
-        timeout: float,
-    ) -> tuple[ModelRef, int]:
-        """Take what a client filled in this `incarnation` of the shard, and make a version exist, on every shard it
-        needs.
+    @remote("ctl", repeatable=True)
+    def commit(self, handed: Handed) -> Committed | Refused:
+        """Take the segments that a client filled, and have the catalog make a version exist.
 
-        A `durable` one is written to disk first. Gives its reference and its time (UTC, ns).
+        What was sent on to the catalog waits for its answer, whatever becomes of the client; an `abort` waits, too.
+        A call that is repeated waits for the same answer.
 
         Raises:
+            ShardUnavailableError: this is another incarnation than the one that granted the memory, or the shard has no
+                lease.
+            OperationTimeoutError: the save is over, or the catalog did not answer in time: it is not known whether the
+                version exists.
+            StoreFullError, StorageError: as `CatalogCalls.commit`.
             CorruptDataError: it inherits a tensor that is on disk only, in a damaged file.
         """
         ...
 
     @remote("ctl", repeatable=True)
-    def abort(self, operation: Save | Query) -> None:
-        """Drop the pins of an operation, and what an unfinished save brought; refuse what is asked for it later."""
-        ...
-
-    @remote("ctl")
-    def retire(self, name: str, version: int | None) -> ModelRef:
-        """Make a version cease to exist."""
-        ...
-
-    @remote("watch", repeatable=True)
-    def flush(self, timeout: float) -> None:
-        """Wait until all that waits now is on disk."""
+    def abort(self, save: Request) -> None:
+        """End a save: free what it was granted and has staged, and refuse it from now on."""
         ...
