@@ -1,35 +1,39 @@
-"""A shard's rules as a plain state machine: what to keep, what to free, what to answer. No engine, no clock.
+"""A shard's rules as a pure state machine: segments, requests, orders, reports. No engine, no clock.
 
 Rules
-- The home of a name (`planner.placement`) keeps its manifests, graphs, lineage and leases (`versions.table`). Segments
-  may live on any shard (`segments`). Whoever names a slot holds it there (`holders`): a version or, before the commit,
-  its save.
-- What must be told to other shards is put into `outbox`; the shell takes it after each call, as it takes what
-  `segments.SegmentTable` leaves.
-- A shard that starts again learns from the manifests on disk what is still there, if not now then later, and from the
-  ledger what it held: versions that were only in its memory are answered as lost, by name, until they are saved anew
-  under a higher version.
+- Who refers to a segment is the catalog's affair. A shard keeps committed slots until an order frees them.
+- Orders of a term are applied in sequence, once each (`ordered`). What an order leaves to be done outside is put into
+  `to_copy`, `to_inspect`, `to_discard`; the shell takes it after each call, as it takes what `SegmentTable` leaves.
+- What the catalog must hear of is gathered until the next report (`report`), and is dropped when that was answered.
+- What a save staged is dropped with it, except while its proposal is on its way (`sent`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from .archive.manifestfile import Manifest, manifest_name
-from .errors import CorruptDataError, Unreadable
-from .graphs.index import PrefixQuery
-from .holders import Lease, Query
-from .refs import LAST_VERSION, ModelRef, check_name
-from .segments.segment import SegmentId
-from .versions.handover import Bundle, MovedName, MovedVersion
-from .versions.ledger import Fact
-from .versions.table import VersionTable
-from .versions.version import Draft, Match, Record
-
-COMPARED = 16
-"""How many versions of its graph a new root version is compared with."""
+from .catalog.orders import (
+    Backups,
+    Cool,
+    Copy,
+    Discard,
+    Drain,
+    Ended,
+    Free,
+    Inspect,
+    Leave,
+    Order,
+    Slots,
+    Take,
+)
+from .catalog.reports import Answered, Held, Place, Report, Whole
+from .errors import ShardUnavailableError
+from .holders import Request
+from .requests import Requests
+from .segments.arena import Part
+from .segments.segment import File, Holds, Segment, SegmentId
+from .segments.table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,6 @@ class ShardStats:
 
     shard: int
     """Number of the shard, as in `Repository.shards`."""
-    models: int
-    """Number of versions whose metadata this shard stores. Retired versions do not count."""
     tensors: int
     """Number of tensors stored by this shard, in memory or on disk. A tensor shared by several versions counts once."""
     bytes_memory: int
@@ -48,17 +50,11 @@ class ShardStats:
     """Memory allocated for tensors, in bytes, including padding and deleted tensors whose memory is not freed yet."""
     bytes_disk: int
     """Size of this shard's segment files on the repository's path, in bytes."""
-    bytes_metadata: int
-    """Size of the manifests (including the users' metadata) and of the model graphs, in bytes."""
-    pins: int
-    """Number of pins on versions of this shard. A pin keeps a version's tensors even if the version is retired."""
     bytes_staged: int = 0
     """Memory allocated for operations in progress, in bytes: saves, loads from the path, copies between shards, and
     compactions. Includes the memory reserved by clients for their next saves."""
     bytes_resident: int = 0
     """Size of the part of the shard's shared memory that is in physical memory (resident pages), in bytes."""
-    versions_unwritten: int = 0
-    """Number of versions that the background writer has not written to the path yet."""
     bytes_unwritten: int = 0
     """Size of the tensors that the background writer has not written yet, in bytes."""
     capacity: int = 0
@@ -72,14 +68,6 @@ class ShardStats:
     shard's memory do not count. A copy in the engine's object store counts once, however many readers it has."""
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
-    replicas_missing: int = 0
-    """Number of missing replicas of this shard: the required number (`replicas` of `Repository.start`, minus 1) minus
-    the number of nodes with a complete replica. The shard's own node does not count as a node with a replica."""
-    manifests_unread: int = 0
-    """Number of manifest files that the shard could not read at its start and has not read since."""
-    files_orphaned: int = 0
-    """Number of segment files that were unused at the last check of the path. The shard deletes a file that is also
-    unused at the next check."""
     waiting_for_memory: int = 0
     """Number of requests waiting for memory: saves, loads from the path, and replicas of other shards."""
     waiting_for_disk: int = 0
@@ -87,308 +75,319 @@ class ShardStats:
     versions, or if its size exceeds `lag_bytes` (see `Repository.start`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadFile:
-    """A file of the path that a start could not read; what it may name is kept."""
+@dataclass(slots=True)
+class _News:
+    """What the catalog has not heard of yet."""
 
-    file: str
-    """Its name, from the path on."""
-    ref: ModelRef | None
-    """The version whose manifest stands there; None: it is no version's by its name."""
-    reason: str
-    """Where, what was expected, what was found."""
+    stored: dict[SegmentId, File] = field(default_factory=dict[SegmentId, File])
+    copied: dict[SegmentId, tuple[int, ...]] = field(default_factory=dict[SegmentId, "tuple[int, ...]"])
+    lost: dict[SegmentId, tuple[int, ...]] = field(default_factory=dict[SegmentId, "tuple[int, ...]"])
+    kept: dict[Request, tuple[SegmentId, ...]] = field(default_factory=dict[Request, "tuple[SegmentId, ...]"])
+    failing: bool = False
+    """`failing` has changed."""
 
 
-class ShardState(VersionTable):
+class ShardState(SegmentTable):
     """All that one shard knows.
 
     Args:
         index: this shard's number.
-        home_of: name -> number of the shard that is its home.
+        incarnation: counts the processes of the shard, from 1.
         session_s: seconds that a client's session lasts without being renewed.
 
-    >>> from tensorvine.store.graphs.graph import ModelGraph
-    >>> from tensorvine.store.holders import Save
-    >>> from tensorvine.store.versions.version import Draft
-    >>> state = ShardState(0, lambda name: 0)
-    >>> state.open("client", now=0.0)
-    >>> state.adopt(Save("client", 1), (0, 1), b"abcd", [4])
-    >>> graph = ModelGraph(())
-    >>> draft = Draft(
-    ...     name="m", save=Save("client", 1), parent=None, quality=None, metadata="{}", graph_key=b"key", body=b"",
-    ...     architecture=(graph.to_json(), None), holds={(0, 1): [0]}, bytes_owned=4, bytes_total=4
-    ... )
-    >>> ref = state.publish(state.begin_commit(draft), draft, created_ns=1)
-    >>> str(ref), state.stats().bytes_memory
-    ('m@1', 4)
-    >>> state.retire(ref)
-    >>> state.stats().bytes_memory
-    0
+    >>> state = ShardState(0, 1)
+    >>> save, segment = Request("client", 1), (0, 1)
+    >>> state.stage(save, segment, b"abcd", [4])
+    >>> state.commit(save, {segment: [0]})
+    >>> state.begin_term(7, b"token")
+    >>> state.ordered(1, [Free({segment: (0,)})])
+    1
+    >>> state.segment(segment) is None
+    True
     """
 
-    def __init__(self, index: int, home_of: Callable[[str], int], session_s: float = 60.0) -> None:
-        super().__init__(index, session_s)
-        self.home_of = home_of
-        self.departing: frozenset[ModelRef] = frozenset()
-        """Live versions that were handed over and have not arrived yet: replicas keep them until then."""
-        self.arriving: set[ModelRef] = set()
-        """Live versions whose names are about to be at home here: replicas have them before."""
-        self.hidden: dict[str, Unreadable] = {}
-        """What stands among the manifests and is none, by its file: manifests may have stood in its place."""
+    def __init__(self, index: int, incarnation: int, session_s: float = 60.0) -> None:
+        super().__init__(index, incarnation)
+        self.requests = Requests(session_s)
+        self.term = 0
+        """Of the catalog that orders."""
+        self.token = b""
+        self.backups: tuple[int, ...] = ()
+        """Shards that get copies of each save first."""
+        self.draining = False
+        self.left = False
+        """It was ordered to leave."""
+        self.sent: set[Request] = set()
+        """Saves whose proposals are on their way: what they staged stays, whatever becomes of their clients."""
+        self.failing: dict[SegmentId, str] = {}
+        """Segments whose files cannot be written or read just now -> why."""
+        self.to_copy: list[Copy] = []
+        self.to_inspect: dict[SegmentId, str] = {}
+        self.to_discard: list[str] = []
+        self.clients_ended: list[str] = []
+        """Clients that the catalog says have ended."""
+        self.known_files: dict[SegmentId, File] = {}
+        """Files that this shard is to keep and has not opened yet: their rows say how long their tensors are."""
+        self._applied = 0
+        """Serial number of the last order of this term."""
+        self._reported = 0
+        """Serial number of the last report that was answered."""
+        self._news = _News()
+        self._reporting: _News | None = None
+        """What the report on its way says."""
+        self._copies: dict[Request, dict[SegmentId, None]] = {}
+        """Copies that other shards sent for saves whose commits were not heard of."""
 
-    @property
-    def is_blind(self) -> bool:
-        """Tell whether there may be versions on disk of which it is not known what they name."""
-        return bool(self.unread or self.hidden)
+    # ---- terms and orders -----------------------------------------------------------------------------
 
-    def unreadable(self) -> list[UnreadFile]:
-        """List what could not be read when this shard started, and cannot be now."""
-        known = [UnreadFile(manifest_name(ref), ref, str(why)) for ref, why in self.unread.items()]
-        return known + [UnreadFile(name, None, str(why)) for name, why in self.hidden.items()]
-
-    def stats(self) -> ShardStats:
-        """Sum up what is here."""
-        return ShardStats(
-            shard=self.index,
-            models=len(self._records),
-            tensors=self.totals.tensors,
-            bytes_memory=self.totals.live_bytes,
-            bytes_allocated=self.totals.allocated,
-            bytes_disk=self.totals.file_bytes,
-            bytes_metadata=self.bytes_metadata,
-            pins=sum(len(session.leases) for session in self._sessions.values()),
-            manifests_unread=len(self.unread) + len(self.hidden),
-        )
-
-    def version_facts(self) -> dict[ModelRef, Fact]:
-        """Return this home's versions that live, are lost, or stand in a lineage: the parent, and whether it exists."""
-        return {
-            ref: (parent, ref in self._records or ref in self.unread or ref.version in known.lost)
-            for name, known in self._names.items()
-            for ref, parent in self.lineage.known(name)
-        }
-
-    def begin_commit(self, draft: Draft) -> ModelRef:
-        """Choose the version number, as `VersionTable.begin_commit` does.
+    def begin_term(self, term: int, token: bytes) -> None:
+        """Go by a new term of the catalog, or go on by the present one.
 
         Raises:
-            CorruptDataError: the name's highest version has the last number that there is; the message names its file.
+            ShardUnavailableError: the term is over, or another token has it; nothing changes.
         """
-        if self._name(check_name(draft.name)).next_version > LAST_VERSION:
-            last = ModelRef(draft.name, LAST_VERSION)
-            raise CorruptDataError(
-                f"save of {draft.name!r}: expected a version number up to {LAST_VERSION}; {last} exists, by its "
-                f"manifest {manifest_name(last)} or a line of a log in numbers/: remove the forged one, and restart"
+        if (term, token) == (self.term, self.token):
+            return
+        if term <= self.term:
+            raise ShardUnavailableError(
+                f"shard {self.index}: expected a catalog of term {self.term}, or a later one; found another of {term}"
             )
-        return super().begin_commit(draft)
+        self.term, self.token = term, token
+        self._applied = self._reported = 0
+        self._reporting = None
 
-    # ---- queries --------------------------------------------------------------------------------------
+    def ordered(self, first: int, orders: Sequence[Order]) -> int:
+        """Apply orders of the present term, those that were not applied yet; return the number of the last one."""
+        for serial, order in enumerate(orders, first):
+            if serial == self._applied + 1:
+                self._apply(order)
+                self._applied = serial
+        return self._applied
 
-    def match(self, graphs: Sequence[PrefixQuery], query: Query, now: float) -> list[Match | None]:
-        """Find, for each graph, the model here with the longest common prefix, and pin it.
+    def _apply(self, order: Order) -> None:
+        match order:
+            case Free(slots):
+                self._end(slots)
+            case Cool(segments):
+                for segment in segments:
+                    self.residents.cool(segment)
+            case Take(files):
+                for segment, file in files.items():
+                    self._take(segment, file)
+            case Inspect(files):
+                self.to_inspect |= files
+            case Copy():
+                self.to_copy.append(order)
+            case Discard(files):
+                writing = {file.name for file in self.offered().values()} | {
+                    segment.file.name for segment in self.segments() if segment.file is not None and segment.keeper
+                }
+                self.to_discard += [name for name in files if name not in writing]
+            case Backups(shards):
+                self.backups = shards
+            case Drain():
+                self.draining = True
+            case Leave():
+                self.left = True
+            case Ended(clients):
+                self.clients_ended += clients
 
-        A query that is repeated gets its first answers, whose pins it has.
+    def _end(self, slots: Slots) -> None:
+        self.free(slots)
+        for segment in slots:
+            file = self.known_files.get(segment)
+            if file is None:
+                continue
+            left = file.slots - set(slots[segment])
+            if left:
+                self.known_files[segment] = File(file.name, file.generation, file.nbytes, left, file.bases)
+            else:
+                self.dead_files.append(self.known_files.pop(segment).name)
 
-        Raises:
-            OperationTimeoutError: the query was aborted.
-        """
-        self.ended.check(query)
-        answers: list[Match | None] = []
-        for position, graph in enumerate(graphs):
-            lease = Lease(query, self.index, position)
-            answers.append(self._matched(lease) or self._match(graph, lease, now))
-        return answers
-
-    def _matched(self, lease: Lease) -> Match | None:
-        session = self._sessions.get(lease.client)
-        return session.matches.get(lease) if session is not None else None
-
-    def _match(self, graph: PrefixQuery, lease: Lease, now: float) -> Match | None:
-        best = self.graphs.match(graph)
-        if best is None:
-            return None
-        record = self._records[best.ref]
-        self._pin(record, lease, now)
-        header = record.header
-        match = Match(best.ref, best.size, header.quality, header.created_ns, header.graph_key, lease)
-        self._sessions[lease.client].matches[lease] = match
-        return match
-
-    def offspring(self, refs: Iterable[ModelRef]) -> list[tuple[ModelRef, bool]]:
-        """Return all descendants of `refs` that this shard's versions lead to, and whether each lives."""
-        return [(ref, ref in self._records) for ref in self.lineage.offspring(refs)]
-
-    def unshared(self, segment_id: SegmentId) -> list[tuple[ModelRef, ModelRef]]:
-        """Pair root versions that wrote this segment with an older version of the same graph and the same tensors.
-
-        Tensors are compared by content hash; a version is left out while a hash is unknown here.
-        """
+    def _take(self, segment_id: SegmentId, file: File | None) -> None:
         segment = self.segment(segment_id)
-        written = [ref for ref in segment.holders if isinstance(ref, ModelRef)] if segment is not None else []
-        return [(ref, twin) for ref in written if (twin := self._twin(ref)) is not None]
+        if segment is None:
+            if file is not None:
+                self.known_files[segment_id] = file
+            return
+        segment.keeper = True
+        if file is not None and segment.file is None:
+            self.totals.count(segment, -1)
+            segment.file, segment.labels = file, ()
+            segment.files = max(segment.files, file.generation + 1)
+            self.totals.count(segment, +1)
+            self.residents.evict_if_cold(segment)
 
-    def _twin(self, ref: ModelRef) -> ModelRef | None:
-        record = self._records.get(ref)
-        if record is None or record.header.parent is not None or not (contents := self._contents(ref)):
-            return None
-        alike = self.graphs.refs(record.header.graph_key)
-        older = (one for one in alike if self._records[one].header.created_ns < record.header.created_ns)
-        return next((one for one in islice(older, COMPARED) if self._contents(one) == contents), None)
-
-    def _contents(self, ref: ModelRef) -> list[str]:
-        """Return the content hashes of a version's tensors, sorted; none while one is unknown here."""
-        held = self.held(ref)
-        known = self.digests(held)
-        if len(known) < len(self._records[ref].segments):
-            return []
-        return sorted(known[segment][slot] for segment, slots in held.items() for slot in slots)
-
-    # ---- an earlier incarnation -----------------------------------------------------------------------
-
-    def restore_version(self, manifest: Manifest, body: bytes) -> None:
-        """Learn of a version of this home that is on disk. Its segments are restored, and held, apart from this.
+    def open_known(self, segment_id: SegmentId, sizes: Sequence[int]) -> None:
+        """Make a segment of a file that the catalog gave, now that its rows were read.
 
         Args:
-            manifest: what is on disk; of a retired version, its header.
-            body: its table of tensors, as `encode_body` writes it.
-
-        Raises:
-            GraphError: its architecture is none.
+            segment_id: in `known_files`; else nothing happens.
+            sizes: bytes of all slots; 0 of those that the file lacks.
         """
-        header = manifest.header
-        self._name(header.ref.name, header.ref.version + 1)
-        if manifest.retired:
-            self.ledger.note({header.ref: (header.parent, False)})
-            return
-        self.graphs.use(header.graph_key, manifest.architecture, str(header.ref))
-        segments = tuple(dict.fromkeys(entry.segment for entry in manifest.entries.values()))
-        self._enter(header, body, segments)
-        self.changes += 1
+        file = self.known_files.pop(segment_id, None)
+        if file is not None and self.segment(segment_id) is None:
+            self.recover(segment_id, sizes, file)
 
-    def miss(self, ref: ModelRef, why: Unreadable, mine: bool) -> None:
-        """Learn of a version, at home here if it is `mine`, whose manifest cannot be read now."""
-        self.unread[ref] = why
-        if mine:
-            self._name(ref.name, ref.version + 1)
-            self.ledger.note({ref: (None, True)})
+    # ---- saves ----------------------------------------------------------------------------------------
 
-    def found(self, ref: ModelRef, manifest: Manifest | None, body: bytes) -> None:
-        """Learn what a manifest says that could not be read before; None: it is not there any more.
+    def commit(self, save: Request, live: Holds) -> None:
+        """Make a save's segments committed; see `SegmentTable.commit`."""
+        super().commit(save, live)
+        self.sent.discard(save)
 
-        Raises:
-            GraphError: its architecture is none; it stays as it was.
-        """
-        if ref.name in self._names and manifest is not None:
-            self.restore_version(manifest, body)
-        elif ref.name in self._names:
-            self._names[ref.name].lost[ref.version] = None
-        del self.unread[ref]
-        self.changes += 1
+    def end(self, save: Request) -> bool:
+        """End a save: what it staged goes; False: its proposal is on its way, and nothing happens until it is answered."""
+        self.requests.end(save)
+        if save in self.sent:
+            return False
+        self.drop(save)
+        return True
 
-    def restore(self, version_facts: Mapping[ModelRef, Fact]) -> None:
-        """Learn, after a restart, what an earlier incarnation held: what exists and is not on disk counts as lost."""
-        for ref, (parent, exists) in version_facts.items():
-            name = self._name(ref.name, ref.version + 1)
-            self.ledger.note({ref: (parent, exists)})
-            here = ref in self._records or ref in self.unread
-            if exists and not here and not self.ledger.retired(ref):
-                name.lost[ref.version] = None
+    def sweep_saves(self) -> None:
+        """Drop what saves that are over have staged."""
+        for save in self.requests.over(self.saves()):
+            if save not in self.sent:
+                self.drop(save)
 
-    def claim(self, names: Iterable[str]) -> None:
-        """Become home, after a restart, to names in the ledger: what is not here by now is lost."""
-        for name in names:
-            self._name(name, self.ledger.highest(name) + 1)
-            self.restore({ModelRef(name, v): (p, True) for v, p in self.lineage.living(name).items()})
+    # ---- copies ---------------------------------------------------------------------------------------
 
-    def held_by(self, home: int) -> list[ModelRef]:
-        """List the versions of a home that hold something here."""
-        return [ref for ref in self.version_holders() if self.home_of(ref.name) == home]
+    def kept_for(self, save: Request, segment_id: SegmentId) -> None:
+        """Note that a copy belongs to a save whose commit was not heard of."""
+        self._copies.setdefault(save, {})[segment_id] = None
 
-    # ---- moving to another home -----------------------------------------------------------------------
+    def unconfirmed(self) -> dict[Request, tuple[SegmentId, ...]]:
+        """Return the copies whose saves the catalog has not said anything about."""
+        return {save: tuple(segments) for save, segments in self._copies.items()}
 
-    def names(self) -> list[str]:
-        """List all names that this shard ever was home to, those that share an architecture beside one another."""
-        newest = {ref.name: record.header.graph_key for ref, record in self._records.items()}
-        return sorted(self._names, key=lambda name: (newest.get(name, b""), name))
+    def drop_copies(self, save: Request) -> None:
+        """Drop the copies of a save that came to nothing."""
+        for segment_id in self._copies.pop(save, {}):
+            segment = self.segment(segment_id)
+            if segment is not None:
+                self.free({segment_id: list(segment.live)})
 
-    def knows(self, name: str) -> bool:
-        """Tell whether this shard ever was home to a version of `name`."""
-        return name in self._names
+    # ---- reports --------------------------------------------------------------------------------------
 
-    def table_bytes(self, name: str) -> int:
-        """Return the bytes of the tables of a name's live versions."""
-        known = self._names[name]
-        return sum(len(self._records[ModelRef(name, version)].body) for version in known.live)
+    def offer(self, segment_id: SegmentId, file: File) -> bool:
+        """Note a new file that is to be reported; see `SegmentTable.offer`."""
+        offered = super().offer(segment_id, file)
+        if offered:
+            self._news.stored[segment_id] = file
+            self.failing.pop(segment_id, None)
+        return offered
 
-    def hand_over(self, names: Iterable[str]) -> Bundle:
-        """Give all that is known of names to another home, and forget it; what they hold stays held.
+    def note_copied(self, segment_id: SegmentId, slots: Iterable[int]) -> None:
+        """Have the next report say that slots are here, as an order had them copied."""
+        self._news.copied[segment_id] = tuple(sorted(slots))
 
-        Raises:
-            ValueError: a commit of one of them is on its way.
-        """
-        moved = {name: self._names[name] for name in names if name in self._names}
-        if any(ref.name in moved for ref in self._begun):
-            raise ValueError(
-                f"shard {self.index}: expected no commit in progress; found {sorted(map(str, self._begun))}"
-            )
-        facts = {name: MovedName(n.next_version, tuple(n.warm), tuple(n.lost)) for name, n in moved.items()}
-        ledger = self.ledger.told(moved)
-        refs = [ref for name in moved for ref, _ in self.lineage.known(name)]
-        versions: list[MovedVersion] = []
-        graphs: dict[bytes, tuple[str, str | None]] = {}
-        live = [ModelRef(name, version) for name, known in moved.items() for version in known.live]
-        for ref in [*live, *(ref for ref in self._retired_pinned if ref.name in moved)]:
-            retired = ref in self._retired_pinned
-            record = self._retired_pinned.pop(ref) if retired else self._records[ref]
-            key = record.header.graph_key
-            graphs[key] = self.graphs.architecture(key)
-            versions.append(MovedVersion(record.header, record.body, record.segments, tuple(record.pins), retired))
-            if not retired:
-                self._remove(ref, record)
-            self.graphs.leave(key)
-            for lease in record.pins:
-                self._sessions[lease.client].leases.pop(lease, None)
-                self._sessions[lease.client].matches.pop(lease, None)
-        unread = {ref: why for ref, why in self.unread.items() if ref.name in moved}
-        for name in moved:
-            del self._names[name]
-        self.departing = frozenset(live)
-        self.changes += 1
-        return Bundle(facts, tuple(versions), ledger, self.lineage.qualities(refs), graphs, unread)
+    def note_lost(self, segment_id: SegmentId, slots: Iterable[int]) -> None:
+        """Have the next report say that slots cannot be read and never will be."""
+        self._news.lost[segment_id] = tuple(sorted({*self._news.lost.get(segment_id, ()), *slots}))
 
-    def take_over(self, bundle: Bundle, now: float) -> int:
-        """Become home to what another shard handed over; what is known here already stays as it is.
-
-        Returns:
-            Bytes by which the metadata here grew.
-        """
-        before = self.bytes_metadata
-        self.ledger.merge(bundle.ledger)
-        self.unread |= {ref: why for ref, why in bundle.unread.items() if ref not in self._records}
-        fresh = bundle.names.keys() - self._names.keys()
-        for ref, quality in bundle.qualities.items():
-            if ref in self.lineage:
-                self.lineage.set_quality(ref, quality)
-        for name in fresh:
-            moved = bundle.names[name]
-            self._name(name, moved.next_version).lost = dict.fromkeys(moved.lost)
-        for version in [version for version in bundle.versions if version.header.ref.name in fresh]:
-            ref, key = version.header.ref, version.header.graph_key
-            self.graphs.use(key, bundle.graphs[key], str(ref))
-            if version.retired:
-                self._retired_pinned[ref] = Record(version.header, version.body, version.segments)
-                self.ledger.enter(ref, version.header.parent, version.header.quality)
+    def note_failing(self, segment_id: SegmentId, why: str | None) -> None:
+        """Have the next report say why a file cannot be written or read just now; None: it can be."""
+        if self.failing.get(segment_id) != why:
+            self._news.failing = True
+            if why is None:
+                self.failing.pop(segment_id, None)
             else:
-                self._enter(version.header, version.body, version.segments)
-                if ref.version not in bundle.names[ref.name].warm:
-                    del self._names[ref.name].warm[ref.version]
-            self._take_pins(ref, version.pins, now)
-        self.changes += 1
-        return self.bytes_metadata - before
+                self.failing[segment_id] = why
 
-    def _take_pins(self, ref: ModelRef, pins: Iterable[Lease], now: float) -> None:
-        record = self._retired_pinned.get(ref) or self._records[ref]
-        for lease in pins:
-            self.open(lease.client, now)
-            self._sessions[lease.client].leases[lease] = ref
-            record.pins[lease] = None
+    def ask_about_copies(self) -> None:
+        """Have the next report ask what became of the saves that copies came for."""
+        self._news.kept = self.unconfirmed()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a report is due: the first one of a term, one that was not answered, or one with news."""
+        news = self._news
+        return bool(
+            not self._reported
+            or self._reporting
+            or news.stored
+            or news.copied
+            or news.lost
+            or news.kept
+            or news.failing
+        )
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the whole was reported to the present term, and answered: only then may it be sent proposals."""
+        return self._reported > 0
+
+    def report(self, node: str, address: tuple[str, int, str] | None, capacity: int) -> Report:
+        """Make the next report. One that was not answered is made again: what came meanwhile goes with the one after.
+
+        The first of a term is the whole: it says again what an earlier term may not have heard.
+        """
+        serial = self._reported + 1
+        if self._reporting is None:
+            self._reporting, self._news = self._news, _News()
+            if serial == 1:
+                self._reporting.stored = self.offered()
+                self._reporting.kept = self.unconfirmed()
+        news = self._reporting
+        return Report(
+            shard=self.index,
+            incarnation=self.incarnation,
+            term=self.term,
+            serial=serial,
+            whole=self._whole(node, address, capacity) if serial == 1 else None,
+            stored=dict(news.stored),
+            copied=dict(news.copied),
+            lost=dict(news.lost),
+            failing=dict(self.failing),
+            kept=dict(news.kept),
+            allocated=self.totals.allocated,
+        )
+
+    def answered(self, report: Report, answer: Answered) -> None:
+        """Take the answer to a report; one of an earlier term, or that was answered before, says nothing."""
+        if report.term != self.term or report.serial != self._reported + 1:
+            return
+        self._reported += 1
+        self._reporting = None
+        for segment_id, file in report.stored.items():
+            if self.offered().get(segment_id) != file:  # another one was written since
+                continue
+            if segment_id in answer.refused:
+                self.refuse(segment_id)
+            else:
+                self.accept(segment_id)
+        for save, committed in answer.settled.items():
+            if committed:
+                self._copies.pop(save, None)
+            else:
+                self.drop_copies(save)
+
+    def _whole(self, node: str, address: tuple[str, int, str] | None, capacity: int) -> Whole:
+        held = {segment.id: _held(segment, self.index) for segment in self.segments() if segment.save is None}
+        held |= {s: Held(tuple(sorted(file.slots)), False) for s, file in self.known_files.items() if s not in held}
+        return Whole(
+            node=node,
+            address=address,
+            capacity=capacity,
+            allocated=self.totals.allocated,
+            segments=held,
+            clients=tuple(self.requests.clients()),
+            draining=self.draining,
+        )
+
+
+def _held(segment: Segment, shard: int) -> Held:
+    in_memory = segment.handle is not None and not segment.absent(segment.live)
+    return Held(tuple(segment.live_slots), in_memory, place_of(segment, shard))
+
+
+def place_of(segment: Segment, shard: int) -> Place | None:
+    """Return where a segment lies in shared memory; None: not there.
+
+    A segment of few bytes has its place in the heap: readers ask for it.
+    """
+    part = segment.handle
+    if not isinstance(part, Part):
+        return None
+    offsets = tuple(offset if isinstance(offset, int) else -1 for offset in segment.offsets)
+    return Place(shard, part.offset, part.length, segment.generation, offsets)

@@ -14,7 +14,6 @@ from ...store.catalog.reports import Answered, Report, Sender
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Request
 from ...store.refs import ModelRef
-from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header
 from .calls import remote
 from .catalog_messages import (
@@ -28,6 +27,7 @@ from .catalog_messages import (
     Proposal,
     Refused,
     Renewed,
+    UnreadFile,
     Welcome,
 )
 

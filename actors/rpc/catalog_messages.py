@@ -206,3 +206,15 @@ class CatalogStats:
     """Of the last record in the journal."""
     requests: int = 0
     """Since this process started."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadFile:
+    """A file of the path that a start could not read; what it may name is kept."""
+
+    file: str
+    """Its name, from the path on."""
+    ref: ModelRef | None
+    """The version whose manifest stands there; None: it is no version's by its name."""
+    reason: str
+    """Where, what was expected, what was found."""

@@ -181,9 +181,7 @@ class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
     sequence: int
 
 
-Record = (
-    Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Forgotten | Name | Answers | End
-)
+Record = Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Forgotten | Name | Answers | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: Any = msgspec.msgpack.Decoder(cast(Any, Record))

@@ -50,7 +50,7 @@ class Whole:
     """All of a shard, in its first report to a term."""
 
     node: str
-    address: tuple[str, int, bytes] | None
+    address: tuple[str, int, str] | None
     """Host, port and token of its TCP server; None: it has none."""
     capacity: int
     """Bytes of memory for segments."""
@@ -121,4 +121,3 @@ class Sender:
     shard: int
     incarnation: int
     term: int
-

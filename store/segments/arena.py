@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..holders import Filling, Owner, Save
+from ..holders import Filling, Owner, Request
 from .segment import padded
 
 KEPT = Filling("kept")
@@ -35,8 +35,8 @@ class Part:
 class Arena:
     """Allocator over `capacity` bytes.
 
-    >>> from tensorvine.store.holders import Save
-    >>> arena, one, other = Arena(256), Save("client", 1), Save("client", 2)
+    >>> from tensorvine.store.holders import Request
+    >>> arena, one, other = Arena(256), Request("client", 1), Request("client", 2)
     >>> arena.grant(one, [100, 100]), arena.grant(other, [64])
     ([0, 128], [])
     >>> arena.free(0)
@@ -125,7 +125,7 @@ class Arena:
     @property
     def saving(self) -> bool:
         """Whether a save fills a part now; one whose memory waits for it does not."""
-        return any(isinstance(owner, Save) and not owner.ahead for owner in self._parts)
+        return any(isinstance(owner, Request) for owner in self._parts)
 
     def owner_of(self, offset: int) -> Owner | None:
         """Who holds the part that starts at `offset`."""

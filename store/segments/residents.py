@@ -1,9 +1,8 @@
 """The segments of one shard that lie in its memory: where to, and when they leave it.
 
 Rules
-- Memory is the faster place, never the only one without need: a segment may leave it (`evict`) only when all its live
-  slots are on disk. Those that only versions which retention let go still hold leave at once, others when room is
-  needed, least recently used first.
+- A segment may leave the memory (`evict`) only when all its live slots are on disk. Those that were ordered to cool leave
+  at once, others when room is needed, least recently used first.
 - What must happen outside is left here for the shell, which takes it after each call: blocks that became free in
   `freed`, segments that are mostly dead in memory in `compactable`.
 """
@@ -11,11 +10,9 @@ Rules
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..holders import FileOf, FileTaking, Holder
-from ..refs import ModelRef
 from .segment import ABSENT, Offset, Segment, SegmentId
 from .totals import Totals
 
@@ -25,23 +22,19 @@ class Residents:
 
     Args:
         segments: all of the shard.
-        held: what each holder holds.
         totals: of the segments.
     """
 
-    def __init__(
-        self, segments: Mapping[SegmentId, Segment], held: Mapping[Holder, Iterable[SegmentId]], totals: Totals
-    ) -> None:
+    def __init__(self, segments: Mapping[SegmentId, Segment], totals: Totals) -> None:
         self.freed: list[Any] = []
         """Handles of blocks that no segment lies in any more."""
         self.compactable: set[SegmentId] = set()
         self.moves = 0
         """Counts the segments that moved, or left."""
         self._segments = segments
-        self._held = held
         self._totals = totals
-        self._cold: set[ModelRef] = set()
-        """Versions that retention let go from memory."""
+        self._cold: set[SegmentId] = set()
+        """Segments that are to leave as soon as they may; reading one ends that."""
         self._recent: OrderedDict[SegmentId, None] = OrderedDict()
         """The least recently used first."""
 
@@ -55,6 +48,7 @@ class Residents:
 
     def use(self, segment_id: SegmentId) -> None:
         """Make a segment, if it is in memory, the last to leave."""
+        self._cold.discard(segment_id)
         if segment_id in self._recent:
             self._recent.move_to_end(segment_id)
 
@@ -63,14 +57,14 @@ class Residents:
     ) -> bool:
         """Take a new block of a segment, made from its block of `generation`: compacted, or with more slots from disk.
 
-        False when the segment went, took new holders of slots, or moved in another way meanwhile. A segment that lost
-        more holders meanwhile is compactable again.
+        False when the segment went, or moved in another way meanwhile. A segment that lost
+        more slots meanwhile is compactable again.
         """
         self.compactable.discard(segment_id)
         segment = self._segments.get(segment_id)
         if segment is None:
             return False
-        stored = segment.stored.slots if segment.stored is not None else frozenset[int]()
+        stored = segment.file.slots if segment.file is not None else frozenset[int]()
         fits = segment.generation == generation and all(
             isinstance(offsets[slot], int) or (offsets[slot] == ABSENT and slot in stored)
             for slot in segment.live_slots
@@ -104,28 +98,25 @@ class Residents:
         segment.digests = None  # a lossy codec gives other bytes back
         self._totals.count(segment, +1)
         del self._recent[segment_id]
+        self._cold.discard(segment_id)
         self.compactable.discard(segment_id)
         self.moves += 1
         return True
 
-    def cool(self, ref: ModelRef) -> None:
-        """Retention let a version go: what only such versions hold leaves the memory as soon as it is on disk."""
-        if ref in self._held:
-            self._cold.add(ref)
-            for segment_id in list(self._held[ref]):
-                self.evict_if_cold(self._segments[segment_id])
-
-    def forget(self, ref: ModelRef) -> None:
-        """Hear that a version ended."""
-        self._cold.discard(ref)
+    def cool(self, segment_id: SegmentId) -> None:
+        """Let a segment leave the memory as soon as it is on disk."""
+        segment = self._segments.get(segment_id)
+        if segment is not None and segment.handle is not None:
+            self._cold.add(segment_id)
+            self.evict_if_cold(segment)
 
     def evict_if_cold(self, segment: Segment) -> None:
-        """Let a segment leave, if it may, that only versions which retention let go still hold."""
-        if all(holder in self._cold or isinstance(holder, (FileOf, FileTaking)) for holder in segment.holders):
+        """Let a segment leave, if it may, that was ordered to cool."""
+        if segment.id in self._cold:
             self.evict(segment.id)
 
     def settle(self, segment: Segment) -> None:
-        """See what becomes of the block of a segment that lost a holder."""
+        """See what becomes of the block of a segment that lost slots."""
         if segment.wants_compaction:
             self.compactable.add(segment.id)
         self.evict_if_cold(segment)
@@ -133,6 +124,7 @@ class Residents:
     def drop(self, segment: Segment) -> None:
         """Let the block of a segment go that is no more."""
         self._recent.pop(segment.id, None)
+        self._cold.discard(segment.id)
         self.compactable.discard(segment.id)
         if segment.handle is not None:
             self.freed.append(segment.handle)

@@ -39,4 +39,4 @@ class Totals:
         self.tensors += sign * len(live)
         self.live_bytes += sign * segment.resident_bytes(live) if segment.handle is not None else 0
         self.allocated += sign * segment.allocated
-        self.file_bytes += sign * (segment.stored.nbytes if segment.stored is not None else 0)
+        self.file_bytes += sign * (segment.file.nbytes if segment.file is not None else 0)
