@@ -6,7 +6,6 @@ from ..store.removed import removed
 from .curves.curve import LossCurve, fit_loss_curve
 from .curves.forms import LossForm
 from .curves.losses import UpdateCosts, cumulative_inference_loss
-from .placement import home_of
 from .scaling import ScalePolicy
 from .schedules.optimal import optimal_schedule
 from .schedules.request import PlanRequest
@@ -37,7 +36,6 @@ __all__ = [
     "fixed_schedule",
     "greedy_schedule",
     "greedy_threshold",
-    "home_of",
     "optimal_schedule",
 ]
 

@@ -144,10 +144,10 @@ class Engine(Protocol):
         """
         ...
 
-    def claim(self, name: str) -> bool:
-        """Keep a name, with no bytes, unless it is kept; of several callers at once one gets True. Errors as in `keep`.
+    def keep_absent(self, name: str, value: bytes) -> bool:
+        """Keep some bytes unless the name is kept; of several callers at once one gets True. Errors as in `keep`.
 
-        False may also mean that this call itself has claimed it, and was repeated.
+        False may also mean that this call itself has kept them, and was repeated: `kept` tells.
         """
         ...
 

@@ -6,9 +6,8 @@ Rules
   cannot, by the mode of the memory and by that of the process. Its size is sealed: a client that could cut it would end
   the shard and all readers by a signal. Ids of processes and numbers of descriptors are used again, so a client maps
   only the file, by device and inode, that the shard named.
-- M2. Its first page is the version page, which the shard alone writes: `epoch` counts whatever changes an answer. A
-  client that finds there what its last answer said knows, without a message, that the answer still holds: for as long
-  as the lease lasts whose end stands beside it (`shard.tenure`).
+- M2. Its first page says what pages went back to the system, and which are ahead of need. Only the shard writes it.
+  Which version is the latest of its name stands on the catalog's version page (`counters`).
 - M3. Parts are granted by the shard (`store.segments.arena`), and each is written by the one client that it was granted
   to, before anybody else may see it. A part returns when its segment or its save is gone and nobody has a lock on it;
   never by time alone: a paused client could write into what has become another's. A writer has the lock that readers
@@ -33,7 +32,6 @@ import logging
 import mmap
 import os
 import select
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -54,9 +52,9 @@ SMALLEST_BYTES = 64 << 10
 
 STEP_BYTES = 16 << 20
 """Pages are mapped ahead, and given back, in steps of so many bytes: 1 to 2 ms, or 6 where they are made."""
-_EPOCH, _LEASE, _AHEAD = range(3)
-"""Where on the version page stand, in words of 8 bytes, the epoch, the lease's end, and how many spans are ahead, and
-then which, and then of each region how often pages went."""
+_AHEAD = 0
+"""Where on the first page stand, in words of 8 bytes, how many spans are ahead, and then which, and then of each region
+how often pages went."""
 _MOST_SPANS = 16
 _GONE = _AHEAD + 1 + 2 * _MOST_SPANS
 _WORDS = _GONE + REGIONS
@@ -96,8 +94,8 @@ class SharedMemory:
             raise ShardUnavailableError(
                 f"shared memory: expected a kernel with open file description locks (Linux 3.15 or later): {exc}"
             ) from exc
-        _seal_size(self.fd)
-        self.file = _file_id(self.fd)
+        seal_size(self.fd)
+        self.file = file_id(self.fd)
         self._map = mmap.mmap(self.fd, PAGE_BYTES + self.size)
         whole = np.frombuffer(self._map, np.uint8)
         self._page = whole[: 8 * _WORDS].view(np.uint64)
@@ -105,14 +103,6 @@ class SharedMemory:
         self._pages = Pages(self.fd, self._blocks)
         self._pages.part(Part(0, min(touch, capacity)))
         self._locks = PartLocks(self.fd)
-
-    def publish(self, epoch: int) -> None:
-        """Show the shard's counter to the clients of this node."""
-        self._page[_EPOCH] = epoch
-
-    def lease(self, ends: float) -> None:
-        """Show them until when the counter holds, by this machine's `time.monotonic`."""
-        self._page[_LEASE] = int(ends * 1e9)
 
     def part(self, part: Part) -> np.ndarray:
         """Return a part's bytes."""
@@ -210,7 +200,7 @@ class MemoryView:
         pidfd = os.pidfd_open(pid)  # before the memory is opened: if that is the shard's, so is this
         self._close_pidfd = weakref.finalize(self, os.close, pidfd)
         self._process_runs = process_watch(pidfd)
-        own = _opened(pid, fd, file)
+        own = open_of(pid, fd, file)
         weakref.finalize(self, os.close, own)
         is_locked(own, 0)  # else it would be found out in the middle of a read
         self._size = size_for(capacity)
@@ -226,11 +216,6 @@ class MemoryView:
     def alive(self) -> bool:
         """Whether the shard's process still runs."""
         return self._process_runs()
-
-    def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its process has ended, or may not answer for it (any more)."""
-        epoch, ends = self._page[: _LEASE + 1].tolist()
-        return epoch if self._process_runs() and time.monotonic_ns() < ends else None
 
     def part(self, part: Part, helper: Executor | None = None) -> np.ndarray:
         """Return a granted part to write to, locked in place for as long as the array or a view on it lives.
@@ -292,7 +277,7 @@ def process_watch(pidfd: int) -> Callable[[], bool]:
     return alive
 
 
-def _seal_size(fd: int) -> None:
+def seal_size(fd: int) -> None:
     """Have the kernel refuse to cut or lengthen the memory, whoever asks, and to take that back."""
     try:
         fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
@@ -302,20 +287,20 @@ def _seal_size(fd: int) -> None:
         ) from exc
 
 
-def _file_id(fd: int) -> FileId:
+def file_id(fd: int) -> FileId:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
 
-def _opened(pid: int, fd: int, file: FileId) -> int:
+def open_of(pid: int, fd: int, file: FileId) -> int:
     """Open a process's descriptor if it is of this file. What else it may be, a pipe or a device, is only looked at."""
     looked_at = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH)
     try:
-        found = _file_id(looked_at)
+        found = file_id(looked_at)
         if found != file:
             raise ShardUnavailableError(
                 f"shared memory: expected descriptor {fd} of process {pid} to be of device and inode {file}; found "
-                f"{found}: the shard has ended, or this process has another namespace of process ids"
+                f"{found}: the process has ended, or this process has another namespace of process ids"
             )
         return os.open(f"/proc/self/fd/{looked_at}", os.O_RDWR)
     finally:

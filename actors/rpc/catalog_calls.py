@@ -14,6 +14,7 @@ from ...store.catalog.reports import Answered, Report, Sender
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Request
 from ...store.refs import ModelRef
+from ...store.segments.segment import File, SegmentId
 from ...store.versions.manifest import Header
 from .calls import remote
 from .catalog_messages import (
@@ -222,6 +223,11 @@ class KeeperCalls:
 
         A shard repeats this every 15 s, and after each new term, while clients wait there.
         """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def files(self, segments: Sequence[SegmentId]) -> dict[SegmentId, File]:
+        """Return the files of segments that other shards keep: tensors here are encoded against them."""
         ...
 
     @remote("ctl", repeatable=True)

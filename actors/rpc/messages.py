@@ -46,7 +46,6 @@ class ShardConfig:
 
     repository: str
     index: int
-    shards: tuple[int, ...]
     capacity: int
     """Bytes of memory for segments."""
     preallocate_bytes: int
@@ -61,8 +60,6 @@ class ShardConfig:
     """Id of this start of the repository."""
     replicas: int = 1
     """Nodes that must have a version's bytes before it is committed."""
-    topology: Topology | None = None
-    """By which it starts; None: the one of `shards`."""
     metadata_bytes: int = METADATA_BYTES
     """How many bytes of metadata a version may have."""
 
@@ -88,7 +85,6 @@ class ShardPlan:
         return ShardConfig(
             repository=topology.repository,
             index=index,
-            shards=topology.shards,
             capacity=capacity,
             preallocate_bytes=touched,
             session_s=self.session_s,
@@ -96,7 +92,6 @@ class ShardPlan:
             redis=self.redis,
             start=topology.started_by,
             replicas=topology.replicas,
-            topology=topology,
             metadata_bytes=self.metadata_bytes,
         )
 

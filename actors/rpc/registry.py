@@ -1,20 +1,20 @@
 """The few facts of a repository that outlive all of its actors: the engine keeps them for as long as its cluster lives.
 
-Rules (docs/design/ledger.md)
+Rules (docs/design/catalog.md)
 - A topology is decided when it stands here, before any actor goes by it.
-- A shard that could not tell another what it committed says so here before the version exists, until it has.
-- A count is the highest of the numbers that are claimed for it, one by one: two that count at once get two numbers.
+- Of the entries of an actor the one with the highest number says which process is the actor. Entries are put only where
+  there is none, each with a token of its own.
 - Facts belong to one start of a repository; the next one under the same name removes them.
 """
 
 from __future__ import annotations
 
 from ...planner.topology import Topology
-from ...store.versions.ledger import FLOOR
 from ..engine.engine import Engine
 
-_TOPOLOGY, _COUNT, _FLOOR = "topology", "count", "floor/"
-_BEHIND, _RESTARTS, _TENURE = "behind/", "restarts/", "tenure/"
+FLOOR = 10**12
+"""Numbers of versions between two floors: more than a name ever uses."""
+_TOPOLOGY, _COUNT, _FLOOR, _LEASE = "topology", "count", "floor/", "lease/"
 
 
 class Registry:
@@ -32,9 +32,12 @@ class Registry:
         self._own = f"{repository}:{start}:"
 
     def clear(self) -> None:
-        """Remove what earlier repositories of this name have left."""
+        """Remove what earlier starts of a repository of this name have left."""
         for name in self._engine.kept(self._all):
-            self._engine.keep(name, None)
+            if not name.startswith(self._own):
+                self._engine.keep(name, None)
+
+    # ---- the shape ------------------------------------------------------------------------------------
 
     def topology(self) -> Topology | None:
         """Return the topology that was decided last; None: none ever was."""
@@ -54,44 +57,47 @@ class Registry:
         """Note how many shards are asked for; None: one on each node."""
         self._engine.keep(self._own + _COUNT, str(count).encode() if count is not None else None)
 
+    # ---- numbers of versions --------------------------------------------------------------------------
+
+    def floor(self) -> int:
+        """Return the floor of version numbers: 0, or a number that no name has used when the floor rose."""
+        return FLOOR * len(self._engine.kept(self._own + _FLOOR))
+
     def raise_floor(self) -> int:
         """Return a floor of version numbers above all that any name has used in this repository."""
-        return FLOOR * self._next(self._own + _FLOOR)
+        number = len(self._engine.kept(self._own + _FLOOR)) + 1
+        self._engine.keep_absent(f"{self._own}{_FLOOR}{number}", b"")
+        return FLOOR * number
 
-    def count_restart(self, shard: int) -> int:
-        """Return how often a shard has started again, this time included."""
-        return self._next(f"{self._own}{_RESTARTS}{shard}/")
+    # ---- which process is an actor --------------------------------------------------------------------
 
-    def restarts(self) -> dict[int, int]:
-        """Return how often each shard has started again."""
-        counts: dict[int, int] = {}
-        for name in self._engine.kept(self._own + _RESTARTS):
-            _, shard, count = name.rsplit("/", 2)
-            counts[int(shard)] = max(int(count), counts.get(int(shard), 0))
-        return counts
+    def take(self, actor: str, entry: bytes) -> tuple[int, dict[int, bytes]]:
+        """Make a process an actor; return its number and the entries of the processes before, by number.
 
-    def enter(self, actor: str, entry: bytes) -> bytes | None:
-        """Note which incarnation is an actor from now on; give the entry of the one that was, if one ever was."""
-        former = self.tenure(actor)
-        self._engine.keep(f"{self._own}{_TENURE}{actor}", entry)
-        return former
-
-    def tenure(self, actor: str) -> bytes | None:
-        """Return the entry of the incarnation that is an actor."""
-        name = f"{self._own}{_TENURE}{actor}"
-        return self._engine.kept(name).get(name)
-
-    def owes(self, shard: int, owing: bool) -> None:
-        """Note whether a shard has committed what another one has not heard of."""
-        self._engine.keep(f"{self._own}{_BEHIND}{shard}", b"" if owing else None)
-
-    def owing(self) -> set[int]:
-        """Return the shards that have."""
-        return {int(name.rpartition("/")[2]) for name in self._engine.kept(self._own + _BEHIND)}
-
-    def _next(self, prefix: str) -> int:
-        """Claim a number above all that were claimed under a prefix."""
-        number = 1 + max((int(name.removeprefix(prefix)) for name in self._engine.kept(prefix)), default=0)
-        while not self._engine.claim(f"{prefix}{number}"):
+        Args:
+            actor: "catalog", "planner" or "shard-3".
+            entry: no other process's.
+        """
+        before = self.entries(actor)
+        number = max(before, default=0) + 1
+        while not self._put(actor, number, entry):
             number += 1
-        return number
+        return number, {other: found for other, found in self.entries(actor).items() if other < number}
+
+    def entries(self, actor: str) -> dict[int, bytes]:
+        """Return the entries of an actor's processes, by number."""
+        prefix = f"{self._own}{_LEASE}{actor}/"
+        return {int(name.removeprefix(prefix)): entry for name, entry in self._engine.kept(prefix).items()}
+
+    def renew(self, actor: str, number: int, entry: bytes) -> None:
+        """Say something else in the entry of a process that holds the lease."""
+        self._engine.keep(f"{self._own}{_LEASE}{actor}/{number}", entry)
+
+    def drop(self, actor: str, numbers: list[int]) -> None:
+        """Remove entries of former processes."""
+        for number in numbers:
+            self._engine.keep(f"{self._own}{_LEASE}{actor}/{number}", None)
+
+    def _put(self, actor: str, number: int, entry: bytes) -> bool:
+        name = f"{self._own}{_LEASE}{actor}/{number}"
+        return self._engine.keep_absent(name, entry) or self._engine.kept(name).get(name) == entry

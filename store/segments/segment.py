@@ -37,6 +37,19 @@ SegmentId = tuple[int, int]
 """(0, serial number): a random number of 60 bits. Where a segment is, the catalog knows."""
 
 
+SERIAL_BITS = 60
+"""Random bits of a segment's serial number."""
+
+
+def new_segment(drawn: int) -> SegmentId:
+    """Return the id of a new segment from a random number.
+
+    >>> new_segment((1 << 60) + 5)
+    (0, 5)
+    """
+    return 0, drawn % (1 << SERIAL_BITS)
+
+
 class NoOffset(Enum):
     """Why a slot has no place in a block: no number, so that nobody takes it for one."""
 

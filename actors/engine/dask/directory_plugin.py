@@ -82,7 +82,7 @@ class DirectoryPlugin(SchedulerPlugin):
             "where": self._where,
             "kill": self._kill,
             "keep": self._keep,
-            "claim": self._claim,
+            "keep_absent": self._keep_absent,
             "identity": self._identity,
         }
         self._known |= {"nodes": self._nodes, "no_agent": self._failed.__setitem__}
@@ -145,11 +145,11 @@ class DirectoryPlugin(SchedulerPlugin):
             for one in late:
                 one.cancel()
 
-    async def _claim(self, name: str) -> bool:
-        """Keep a name unless it is kept: nothing else runs between the look and the change."""
+    async def _keep_absent(self, name: str, value: bytes) -> bool:
+        """Keep some bytes unless the name is kept: nothing else runs between the look and the change."""
         if name in self._directory.kept(name):
             return False
-        await self._keep(name, b"")
+        await self._keep(name, value)
         return True
 
     async def _wait(self, key: str, done: Callable[[], bool]) -> bool:

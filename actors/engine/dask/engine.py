@@ -171,9 +171,9 @@ class DaskEngine:
         """Keep bytes in the scheduler, for as long as it lives."""
         self._ask("keep", name, value)
 
-    def claim(self, name: str) -> bool:
-        """Keep a name in the scheduler, unless it is kept."""
-        return self._ask("claim", name)
+    def keep_absent(self, name: str, value: bytes) -> bool:
+        """Keep bytes in the scheduler, unless the name is kept."""
+        return self._ask("keep_absent", name, value)
 
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""

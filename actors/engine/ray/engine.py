@@ -196,10 +196,10 @@ class RayEngine:
             else:
                 internal_kv._internal_kv_put(name, value, overwrite=True, namespace=NAMESPACE)
 
-    def claim(self, name: str) -> bool:
-        """Keep a name there, unless it is kept."""
+    def keep_absent(self, name: str, value: bytes) -> bool:
+        """Keep bytes there, unless the name is kept."""
         with _head_asked(name):
-            return not internal_kv._internal_kv_put(name, b"", overwrite=False, namespace=NAMESPACE)
+            return not internal_kv._internal_kv_put(name, value, overwrite=False, namespace=NAMESPACE)
 
     def kept(self, prefix: str) -> dict[str, bytes]:
         """Return what is kept there."""
