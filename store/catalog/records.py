@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -18,9 +17,9 @@ from ..errors import CorruptDataError
 from ..graphs.index import PrefixQuery
 from ..holders import Request
 from ..refs import ModelRef
-from ..segments.segment import File, SegmentId
+from ..segments.segment import File, SegmentId, file_name
 from ..versions.manifest import Header
-from ..versions.slots import segment_bytes, segment_from
+from ..versions.slots import runs_of, segment_bytes, segment_from
 
 Ref = tuple[str, int]
 """A version."""
@@ -33,6 +32,8 @@ class Began(msgspec.Struct, tag="term", array_like=True, frozen=True):
 
     term: int
     token: bytes
+    start: str
+    """Id of the start of the repository: shards of an earlier one have no memory."""
     floor: int
     """No name gets a number up to this that it has not used."""
 
@@ -52,7 +53,7 @@ class Graph(msgspec.Struct, tag="graph", array_like=True, frozen=True):
 
 
 class Version(msgspec.Struct, tag="version", array_like=True, frozen=True):
-    """A version exists; `retired`, in a snapshot: it is retired, and its tensors are not freed yet."""
+    """A version exists."""
 
     ref: Ref
     parent: Ref | None
@@ -68,10 +69,7 @@ class Version(msgspec.Struct, tag="version", array_like=True, frozen=True):
     save: Done | None
     """The save that brought it; None: a manifest on the path did."""
     placed: tuple[tuple[bytes, int, tuple[int, ...]], ...]
-    """Segments that it brought: serial number, slots, shards that have it, the keeper first."""
-    written: bool = False
-    """Its manifest is on the path."""
-    retired: bool = False
+    """Segments that it brought: serial number, how many slots, shards that have it, the keeper first."""
 
     @property
     def header(self) -> Header:
@@ -103,53 +101,53 @@ class Freed(msgspec.Struct, tag="freed", array_like=True, frozen=True):
 
 
 class Lost(msgspec.Struct, tag="lost", array_like=True, frozen=True):
-    """Versions exist, and some of their tensors are in no shard, no copy and no file. They are named so until retired."""
+    """Versions exist, and none of their tensors does: in no shard and no file. They are named so until retired."""
 
     refs: tuple[Ref, ...]
 
 
-class Placed(msgspec.Struct, tag="placed", array_like=True, frozen=True):
-    """Where segments are: shards that have copies, the keeper first, and the file."""
-
-    segments: tuple[tuple[bytes, int, tuple[int, ...], FileRecord | None], ...]
-    """Serial number, slots, shards, file."""
-
-
 class FileRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A segment's file."""
+    """A segment's file, whose name follows from its segment and generation."""
 
-    name: str
     generation: int
     nbytes: int
-    slots: tuple[int, ...]
-    bases: tuple[tuple[int, bytes, int], ...]
+    runs: tuple[tuple[int, int], ...]
+    """Slots that it has: the first of each run, and how many."""
+    bases: tuple[tuple[int, bytes, int], ...] = ()
     """Slot, serial number and slot of what it is encoded against."""
 
     @classmethod
     def of(cls, file: File) -> FileRecord:
         """Make the record of a file."""
         bases = tuple((slot, segment_bytes(base), at) for slot, (base, at) in sorted(file.bases.items()))
-        return cls(file.name, file.generation, file.nbytes, tuple(sorted(file.slots)), bases)
+        return cls(file.generation, file.nbytes, tuple(runs_of(file.slots)), bases)
 
-    @property
-    def file(self) -> File:
-        """The file."""
+    def file(self, segment: SegmentId) -> File:
+        """Return the file, of a segment."""
         bases = {slot: (segment_from(base), at) for slot, base, at in self.bases}
-        return File(self.name, self.generation, self.nbytes, frozenset(self.slots), bases)
+        slots = frozenset(slot for first, size in self.runs for slot in range(first, first + size))
+        return File(file_name(segment, self.generation), self.generation, self.nbytes, slots, bases)
+
+    def has(self, slot: int) -> bool:
+        """Tell whether the file has a slot."""
+        return any(first <= slot < first + size for first, size in self.runs)
+
+    def base_slots(self) -> set[tuple[SegmentId, int]]:
+        """Return what its slots are encoded against, each once."""
+        return {(segment_from(base), at) for _, base, at in self.bases}
+
+
+class Placed(msgspec.Struct, tag="placed", array_like=True, frozen=True):
+    """Where segments are."""
+
+    segments: tuple[tuple[bytes, int, int, tuple[int, ...], FileRecord | None], ...]
+    """Serial number, how many slots, the keeper, shards that have copies, and the file."""
 
 
 class Written(msgspec.Struct, tag="written", array_like=True, frozen=True):
     """Manifests of live versions are on the path, or headers of retired ones in their place."""
 
     refs: tuple[Ref, ...]
-
-
-class Forgotten(msgspec.Struct, tag="forgotten", array_like=True, frozen=True):
-    """A client's answers to repeated requests are needed no more: it declared these over, or its session ended."""
-
-    client: str
-    numbers: tuple[int, ...] | None
-    """None: all of them."""
 
 
 class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
@@ -159,7 +157,9 @@ class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
     next_version: int
     newest_ns: int
     lost: tuple[tuple[int, Ref | None], ...]
-    """Lost versions without a record, and their parents."""
+    """Lost versions, and their parents."""
+    unread: tuple[int, ...]
+    """Versions whose manifests could not be read."""
     past: tuple[tuple[int, Ref | None, float | None], ...]
     """Retired ones that something derives from, if they are in no run: parent and quality."""
     runs: tuple[tuple[int, tuple[float | None, ...]], ...]
@@ -167,11 +167,10 @@ class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
 
 
 class Answers(msgspec.Struct, tag="answers", array_like=True, frozen=True):
-    """In a snapshot: what requests of a client were answered."""
+    """In a snapshot: what the last requests were answered, the oldest first."""
 
-    client: str
-    answers: tuple[tuple[int, Ref, int], ...]
-    """Number, version, and its time."""
+    answers: tuple[tuple[str, int, Ref, int], ...]
+    """Client, number, version, and its time."""
 
 
 class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
@@ -181,7 +180,7 @@ class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
     sequence: int
 
 
-Record = Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Forgotten | Name | Answers | End
+Record = Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Name | Answers | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: Any = msgspec.msgpack.Decoder(cast(Any, Record))
@@ -206,12 +205,6 @@ def decoded(content: bytes | memoryview) -> Record:
         return _decoder.decode(content)
     except (msgspec.MsgspecError, OverflowError, RecursionError) as exc:
         raise CorruptDataError(f"journal: expected a record; found {exc}") from exc
-
-
-def placed(segment: SegmentId, slots: int, shards: Sequence[int], file: File | None) -> Placed:
-    """Make the record of where one segment is."""
-    stored = FileRecord.of(file) if file is not None else None
-    return Placed(((segment_bytes(segment), slots, tuple(shards), stored),))
 
 
 def done(request: Request | None) -> Done | None:

@@ -37,6 +37,15 @@ SegmentId = tuple[int, int]
 """(0, serial number): a random number of 60 bits. Where a segment is, the catalog knows."""
 
 
+def file_name(segment: SegmentId, generation: int) -> str:
+    """Return the name of a segment's file below the path.
+
+    >>> file_name((0, 255), 3)
+    'segments/ff.3.arrow'
+    """
+    return f"segments/{segment[1]:x}.{generation}.arrow"
+
+
 SERIAL_BITS = 60
 """Random bits of a segment's serial number."""
 

@@ -1,24 +1,23 @@
-"""The graphs of one shard's versions, each kept once however many have it, and what finds live versions by them.
+"""The graphs of all versions, each kept once however many versions have it, and the indexes that find versions by them.
 
 Rules
-- A graph stays as long as a live version, a retired one that is pinned, a commit on its way, or a save that announced
-  it uses it.
-- It is kept compressed, and unpacked as far as `store.bounds` allows; prefix queries and patterns are answered from
-  their own indexes.
+- A graph stays as long as a version uses it: one that exists, or a retired one whose tensors are not freed yet.
+- It is kept compressed, and unpacked as far as `store.bounds` allows. It comes with its fingerprints, so nothing of it is
+  read at a commit; patterns are indexed when somebody first looks for one.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ..bounds import jsontext
 from ..bounds.allowance import allowed
 from ..bounds.inflate import inflated
-from ..errors import CorruptDataError, GraphError, ModelNotFoundError
+from ..errors import CorruptDataError, ModelNotFoundError
 from ..graphs.graph import ModelGraph, believed
 from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery
 from ..graphs.pattern import PatternIndex
@@ -34,30 +33,33 @@ class _Graph:
     packed: bytes
     query: PrefixQuery
     refs: dict[ModelRef, None] = field(default_factory=dict[ModelRef, None])
+    """Live versions."""
     users: int = 0
-    """Live versions, retired versions that are pinned, commits on their way and saves to come; `refs` are the live
-    versions."""
+    indexed: bool = False
+    """Patterns find it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, roughly: its text, and fingerprints with their places in the index."""
+        return len(self.packed) + 256 * len(self.query.fingerprints)
 
 
 class Architectures:
-    """The graphs that one shard keeps, by their keys.
+    """The graphs of all versions, by their keys.
 
-    Args:
-        shard: its number, for errors.
-
-    >>> graphs = Architectures(0)
-    >>> graphs.use(b"key", (ModelGraph(()).to_json(), None), "save of 'm'")
-    >>> graphs.architecture(b"key") == (ModelGraph(()).to_json(), None)
+    >>> graphs, graph = Architectures(), ModelGraph(())
+    >>> graphs.add(b"key", packed((graph.to_json(), None)), PrefixQuery.of(graph))
+    >>> graphs.use(b"key")
+    >>> graphs.architecture(b"key") == (graph.to_json(), None)
     True
     >>> graphs.leave(b"key")
     >>> graphs.nbytes
     0
     """
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self) -> None:
         self.nbytes = 0
         """Bytes of all graphs as they are kept."""
-        self._shard = shard
         self._graphs: dict[bytes, _Graph] = {}
         self._prefixes = PrefixIndex()
         self._patterns: PatternIndex[bytes] = PatternIndex()
@@ -67,29 +69,39 @@ class Architectures:
 
     # ---- what is kept ---------------------------------------------------------------------------------
 
-    def use(self, key: bytes, architecture: Architecture | None, what: str) -> None:
-        """Count a user of a graph, which `architecture` brings if it is not here yet.
+    def add(self, key: bytes, content: bytes, query: PrefixQuery) -> None:
+        """Keep a graph until its last user leaves; one that is here stays as it is.
 
-        Raises:
-            GraphError: nobody brings it; names `what` wants it.
+        Args:
+            key: its key.
+            content: as `packed` makes it.
+            query: of the same graph.
         """
         if key not in self._graphs:
-            if architecture is None:
-                raise GraphError(f"{what}: expected a graph in shard {self._shard}; found no such key")
-            graph = ModelGraph.from_json(architecture[0])
-            self._graphs[key] = _Graph(packed(architecture), PrefixQuery.of(graph))
-            self._patterns.add(key, graph)
-            self.nbytes += len(self._graphs[key].packed)
+            graph = self._graphs[key] = _Graph(content, query)
+            self.nbytes += graph.nbytes
+
+    def use(self, key: bytes) -> None:
+        """Count a user of a graph.
+
+        Raises:
+            KeyError: it is not here.
+        """
         self._graphs[key].users += 1
 
     def leave(self, key: bytes) -> None:
         """Count a user less; after the last one the graph goes."""
         graph = self._graphs[key]
         graph.users -= 1
-        if not graph.users:
-            self.nbytes -= len(graph.packed)
-            self._patterns.remove(key)
+        if graph.users <= 0:
+            self.nbytes -= graph.nbytes
+            if graph.indexed:
+                self._patterns.remove(key)
             del self._graphs[key]
+
+    def kept(self) -> Iterator[tuple[bytes, bytes, PrefixQuery]]:
+        """List all graphs: key, packed, fingerprints."""
+        return ((key, graph.packed, graph.query) for key, graph in self._graphs.items())
 
     def packed(self, key: bytes) -> bytes:
         """Return an architecture that is used, as it is kept: `unpacked` reads it."""
@@ -99,12 +111,12 @@ class Architectures:
         """Return a graph's JSON text and the framework's recipe for it."""
         graph = self._graphs.get(key)
         if graph is None:
-            raise ModelNotFoundError(f"shard {self._shard}: expected graph {key.hex()}; its last version was retired")
+            raise ModelNotFoundError(f"expected graph {key.hex()}; its last version was retired")
         return unpacked(graph.packed)
 
-    # ---- who is found ---------------------------------------------------------------------------------
+    # ---- what is found --------------------------------------------------------------------------------
 
-    def add(self, header: Header) -> None:
+    def enter(self, header: Header) -> None:
         """Let a live version, whose graph is in use, be found."""
         graph = self._graphs[header.graph_key]
         graph.refs[header.ref] = None
@@ -132,6 +144,10 @@ class Architectures:
 
     def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         """List live versions whose graph has a path that fits `pattern`, sorted."""
+        for key, graph in self._graphs.items():
+            if not graph.indexed:
+                self._patterns.add(key, ModelGraph.from_json(unpacked(graph.packed)[0]))
+                graph.indexed = True
         return sorted(ref for key in self._patterns.find(pattern, exact) for ref in self._graphs[key].refs)
 
 

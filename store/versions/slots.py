@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptDataError
 from ..segments.segment import SEGMENT_SLOTS, SegmentId
@@ -49,7 +49,7 @@ def packed_slots(slots: Mapping[SegmentId, Sequence[int]]) -> bytes:
     """
     parts: list[bytes] = []
     for segment, chosen in slots.items():
-        serial, runs = segment_bytes(segment), list(_runs(chosen))
+        serial, runs = segment_bytes(segment), list(runs_of(chosen))
         parts += [_COUNT.pack(len(serial), len(runs)), serial, *(_RUN.pack(*run) for run in runs)]
     return b"".join(parts)
 
@@ -79,7 +79,7 @@ def unpacked_slots(content: bytes) -> dict[SegmentId, list[int]]:
     return found
 
 
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+def runs_of(slots: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Give the runs of numbers without a gap: the first, and how many."""
     first: int | None = None
     size = 0

@@ -1,226 +1,326 @@
-"""A shard's rules, held to plain dictionaries over random histories: one shard, and three wired together.
+"""A shard's rules, held to a plain model over random histories: segments, orders, reports.
 
-Rules
-- The plain model and the steps are in tests/support/shard_machine.py; what always holds is here. Short histories that
-  random ones meet too seldom are in test_shard_histories.py.
+The model is what the catalog may believe: it commits saves, frees slots, and hears reports. Answers are lost, orders
+come twice, and terms change.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
-from tensorvine.store.errors import ModelLostError, ModelNotFoundError
-from tensorvine.store.refs import ModelRef
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tensorvine.store.catalog.orders import Cool, Discard, Free, Order, Take
+from tensorvine.store.catalog.reports import Answered, Report
+from tensorvine.store.errors import ShardUnavailableError
+from tensorvine.store.holders import Request
+from tensorvine.store.segments.segment import ABSENT, GONE, File, SegmentId
 from tensorvine.store.shard import ShardState
 
-from tests.support.shard_machine import CLIENTS, NAMES, ShardMachine, outcome
+CLIENTS = ["a", "b"]
+SIZES = st.lists(st.integers(0, 200), min_size=1, max_size=4)
 
 
-class OneShard(ShardMachine):
-    """Saves, retirements, pins, leases and compactions on one shard."""
+@dataclass
+class Model:
+    """A segment as it should be."""
 
-    shards = 1
+    sizes: list[int]
+    live: set[int]
+    save: Request | None
+    files: dict[str, frozenset[int]] = field(default_factory=dict)
+    """All that were written, until they are dead."""
+
+
+class OneShard(RuleBasedStateMachine):
+    """Saves, orders and reports of one shard."""
+
+    @initialize()
+    def start(self) -> None:
+        self.state = ShardState(0, 1)
+        self.models: dict[SegmentId, Model] = {}
+        self.sent: set[Request] = set()
+        self.handles: set[int] = set()
+        self.kept_alive: list[bytearray] = []
+        self.orders: list[Order] = []
+        self.serial = self.number = self.term = 0
+        self.unanswered: Report | None = None
+        self.whole: set[SegmentId] | None = None
+        self.new_term()
+
+    # ---- help -----------------------------------------------------------------------------------------
+
+    def block(self, nbytes: int) -> bytearray:
+        """Make a block that is known by its identity."""
+        made = bytearray(nbytes)
+        self.kept_alive.append(made)
+        self.handles.add(id(made))
+        return made
+
+    def drawn(self, data: Any, committed: bool) -> SegmentId | None:
+        names = sorted(s for s, model in self.models.items() if (model.save is None) == committed)
+        return data.draw(st.sampled_from(names)) if names else None
+
+    def slots(self, data: Any, segment: SegmentId) -> set[int]:
+        live = sorted(self.models[segment].live)
+        return set(data.draw(st.lists(st.sampled_from(live), unique=True))) if live else set()
+
+    def end_slots(self, segment: SegmentId, slots: set[int]) -> None:
+        model = self.models[segment]
+        model.live -= slots
+        if not model.live:
+            del self.models[segment]
+
+    def take_what_is_left(self) -> None:
+        """Do what a shell does after each call."""
+        for handle in self.state.residents.freed:
+            self.handles.remove(id(handle))  # once each
+        self.state.residents.freed.clear()
+        used = {file for model in self.models.values() for file in model.files}
+        for name in self.state.dead_files:
+            if name in used:
+                (model,) = [model for model in self.models.values() if name in model.files]
+                del model.files[name]
+        self.state.dead_files.clear()
+
+    def teardown(self) -> None:
+        if hasattr(self, "state"):
+            self.take_what_is_left()
+
+    # ---- saves ----------------------------------------------------------------------------------------
+
+    @rule(client=st.sampled_from(CLIENTS), parts=st.lists(SIZES, min_size=1, max_size=2))
+    def stage(self, client: str, parts: list[list[int]]) -> None:
+        self.number += 1
+        save = Request(client, self.number)
+        for sizes in parts:
+            self.serial += 1
+            segment = (0, self.serial)
+            self.state.stage(save, segment, self.block(1), sizes)
+            self.models[segment] = Model(sizes, set(range(len(sizes))), save)
+
+    @rule(data=st.data())
+    def send(self, data: Any) -> None:
+        saves = sorted({model.save for model in self.models.values() if model.save is not None})
+        if saves:
+            save = data.draw(st.sampled_from(saves))
+            self.state.sent.add(save)
+            self.sent.add(save)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def commit(self, data: Any) -> None:
+        save = data.draw(st.sampled_from(sorted(self.sent)))
+        mine = sorted(segment for segment, model in self.models.items() if model.save == save)
+        named = {segment: sorted(self.slots(data, segment)) for segment in mine}
+        self.state.commit(save, {segment: slots for segment, slots in named.items() if slots})
+        self.sent.discard(save)
+        for segment in mine:
+            self.models[segment].save = None
+            self.end_slots(segment, self.models[segment].live - set(named[segment]))
+
+    @rule(data=st.data())
+    def give_up(self, data: Any) -> None:
+        saves = sorted({model.save for model in self.models.values() if model.save is not None})
+        if not saves:
+            return
+        save = data.draw(st.sampled_from(saves))
+        assert self.state.end(save) is (save not in self.sent)
+        assert self.state.requests.is_over(save)
+        if save not in self.sent:
+            self.models = {segment: model for segment, model in self.models.items() if model.save != save}
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def refuse(self, data: Any) -> None:
+        """The catalog refuses a proposal: what was staged goes only if the client gave the save up."""
+        save = data.draw(st.sampled_from(sorted(self.sent)))
+        self.state.sent.discard(save)
+        self.sent.discard(save)
+        self.state.sweep_saves()
+        if self.state.requests.is_over(save):
+            self.models = {segment: model for segment, model in self.models.items() if model.save != save}
+
+    # ---- orders ---------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), again=st.integers(0, 3))
+    def free(self, data: Any, again: int) -> None:
+        segment = self.drawn(data, committed=True)
+        if segment is not None:
+            slots = self.slots(data, segment)
+            self.order(Free({segment: tuple(sorted(slots))}), again)
+            self.end_slots(segment, slots)
+
+    @rule(data=st.data(), again=st.integers(0, 3))
+    def cool(self, data: Any, again: int) -> None:
+        segment = self.drawn(data, committed=True)
+        if segment is not None:
+            self.order(Cool((segment,)), again)
+
+    @rule(data=st.data(), again=st.integers(0, 3))
+    def discard_what_is_in_use(self, data: Any, again: int) -> None:
+        segment = self.drawn(data, committed=True)
+        if segment is not None:
+            found = self.state.segment(segment)
+            names = [file.name for file in (self.state.offered().get(segment), found.file if found else None) if file]
+            self.order(Discard(tuple(names)), again)
+            assert not self.state.to_discard
+
+    @rule(data=st.data(), again=st.integers(0, 3))
+    def take(self, data: Any, again: int) -> None:
+        """Be told again to keep a segment changes nothing for its keeper."""
+        segment = self.drawn(data, committed=True)
+        if segment is not None:
+            self.order(Take({segment: None}), again)
+
+    def order(self, order: Order, again: int) -> None:
+        """Send an order with up to three that were sent before."""
+        self.orders.append(order)
+        first = max(1, len(self.orders) - again)
+        assert self.state.ordered(first, self.orders[first - 1 :]) == len(self.orders)
+        assert self.state.ordered(1, self.orders) == len(self.orders)  # all again: nothing happens
+
+    @rule()
+    def orders_with_a_gap_wait(self) -> None:
+        gap = Free({segment: tuple(model.live) for segment, model in self.models.items()})
+        assert self.state.ordered(len(self.orders) + 2, [gap]) == len(self.orders)
+
+    # ---- files and reports ----------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def write(self, data: Any) -> None:
+        unwritten = self.state.unwritten()
+        if not unwritten:
+            return
+        segment = data.draw(st.sampled_from(unwritten))
+        found = self.state.segment(segment)
+        assert found is not None
+        self.serial += 1
+        file = File(f"segments/{self.serial}", found.files, 10, frozenset(found.live))
+        found.files += 1
+        self.models[segment].files[file.name] = file.slots
+        assert self.state.offer(segment, file)
+
+    @rule()
+    def report(self) -> None:
+        """Send a report; one that was not answered is the same, whatever happened."""
+        report = self.state.report("node", None, 1 << 20)
+        if self.unanswered is not None:
+            assert report.stored == self.unanswered.stored
+            assert report.serial == self.unanswered.serial
+        self.unanswered = report
+        assert (report.whole is not None) == (report.serial == 1)
+
+    @precondition(lambda self: self.unanswered is not None)
+    @rule(data=st.data(), twice=st.booleans())
+    def answer(self, data: Any, twice: bool) -> None:
+        report = self.unanswered
+        assert report is not None
+        stored = sorted(report.stored)
+        refused = data.draw(st.lists(st.sampled_from(stored), unique=True)) if stored else []
+        for _ in range(1 + twice):
+            self.state.answered(report, Answered(refused=tuple(refused)))
+        self.unanswered = None
+        assert self.state.has_reported
+        for segment in set(stored) - set(refused):
+            found = self.state.segment(segment)
+            assert found is None or segment in self.state.offered() or found.file == report.stored[segment]
+
+    @rule()
+    def new_term(self) -> None:
+        self.term += 1
+        self.state.begin_term(self.term, b"token")
+        self.orders, self.unanswered = [], None
+        assert not self.state.has_reported
+        for term, token in ((self.term, b"other"), (self.term - 1, b"token")):
+            with pytest.raises(ShardUnavailableError, match="expected a catalog of term"):
+                self.state.begin_term(term, token)
+        self.state.begin_term(self.term, b"token")
+
+    @rule()
+    def the_whole_is_all_that_is_committed(self) -> None:
+        if not self.state.has_reported:
+            whole = self.state.report("node", None, 1 << 20).whole
+            if self.unanswered is None:
+                assert whole is not None
+            assert whole is not None
+            committed = {s: tuple(sorted(model.live)) for s, model in self.models.items() if model.save is None}
+            assert {segment: held.slots for segment, held in whole.segments.items()} == committed
+
+    # ---- memory ---------------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def evict(self, data: Any) -> None:
+        segment = self.drawn(data, committed=True)
+        if segment is not None:
+            found = self.state.segment(segment)
+            assert found is not None
+            may = found.handle is not None and found.is_safe
+            assert self.state.residents.evict(segment) is may
+
+    @rule(data=st.data())
+    def load(self, data: Any) -> None:
+        segment = self.drawn(data, committed=True)
+        found = self.state.segment(segment) if segment is not None else None
+        if found is not None and found.absent(found.live):
+            offsets, length = found.arranged(found.live)
+            moved = self.state.residents.move(found.id, found.generation, self.block(1), offsets, length)
+            assert moved
+
+    @rule(data=st.data())
+    def compact(self, data: Any) -> None:
+        if self.state.residents.compactable:
+            segment = data.draw(st.sampled_from(sorted(self.state.residents.compactable)))
+            found = self.state.segment(segment)
+            assert found is not None
+            offsets, length = found.compacted()
+            assert self.state.residents.move(segment, found.generation, self.block(1), offsets, length)
+            assert segment not in self.state.residents.compactable
 
     # ---- what always holds ----------------------------------------------------------------------------
 
     @invariant()
-    def outboxes_are_taken(self) -> None:
-        for state in self.states:
-            outbox, state.outbox = state.outbox, []
-            self.messages += outbox
-
-    @invariant()
-    def stats_are_sums_over_the_plain_model(self) -> None:
-        for shard, state in enumerate(self.states):
-            state.check()
-            stats, kept = state.stats(), self.kept(shard)
-            assert stats.tensors == len(kept)
-            assert stats.bytes_memory == sum(len(self.content[slot]) for slot in kept)
-            segments = [state.segment(segment) for segment in {segment for segment, _ in kept}]
-            assert stats.bytes_allocated == sum(segment.allocated for segment in segments if segment is not None)
-            assert stats.models == sum(self.home(ref.name) == shard for ref in self.live)
-            pins = [v.pins for ref, v in {**self.live, **self.retired_pinned}.items() if self.home(ref.name) == shard]
-            assert stats.pins == sum(map(len, pins))
-
-    @invariant()
-    def every_named_tensor_is_reachable(self) -> None:
-        for shard, state in enumerate(self.states):
-            kept = self.kept(shard)
-            blocks = state.blocks({segment for segment, _ in kept})
-            for segment, slot in kept:
-                start, text = blocks[segment].offsets[slot], self.content[segment, slot]
-                assert isinstance(start, int)
-                assert blocks[segment].handle[start : start + len(text)] == text
-
-    @invariant()
-    def every_block_is_in_a_segment_or_freed_once(self) -> None:
-        for shard, state in enumerate(self.states):
-            freed, state.residents.freed = state.residents.freed, []
-            for handle in freed:
-                del self.handles[shard][id(handle)]
-            segments = [state.segment(segment) for segment in {segment for segment, _ in self.kept(shard)}]
-            assert {id(segment.handle) for segment in segments if segment is not None} == set(self.handles[shard])
-
-    @invariant()
-    def no_dead_bytes_are_forgotten(self) -> None:
-        waiting = {segment_id for segment_id, *_ in self.compactions}
-        for shard, state in enumerate(self.states):
-            for segment_id in {segment for segment, _ in self.kept(shard)} - waiting - state.residents.compactable:
-                segment = state.segment(segment_id)
-                assert segment is not None
-                assert not segment.wants_compaction
-
-    @invariant()
-    def everybody_sees_what_they_may(self) -> None:
-        for shard, state in enumerate(self.states):
-            refs = [*self.version_facts[shard], *(r for r in self.commits if self.home(r.name) == shard)]
-            answers = {(ref, client): self.answer(state, ref, client) for ref in refs for client in CLIENTS}
-            assert answers == {key: self.expected(*key) for key in answers}
-            epoch, seen = self.seen[shard]
-            live = {name: outcome(lambda n=name, s=state: s.resolve(n, None)) for name in NAMES}
-            if epoch == state.epoch:
-                committed = {key: answer for key, answer in answers.items() if key[0] not in self.commits}
-                assert seen == (committed, live)
-            committed = {key: answer for key, answer in answers.items() if key[0] not in self.commits}
-            self.seen[shard] = (state.epoch, (committed, live))
-
-    @staticmethod
-    def answer(state: ShardState, ref: ModelRef, client: str) -> object:
-        return outcome(lambda: state.record(ref.name, ref.version, client).header.ref)
-
-    def expected(self, ref: ModelRef, client: str) -> object:
-        if ref in self.live or (ref in self.retired_pinned and client in self.retired_pinned[ref].pins.values()):
-            return ref
-        return ModelLostError if ref in self.lost else ModelNotFoundError
-
-    @invariant()
-    def the_newest_live_version_is_the_latest(self) -> None:
-        for shard, state in enumerate(self.states):
-            for name in NAMES:
-                if self.home(name) != shard:
-                    continue
-                live = [ref for ref in self.live if ref.name == name]
-                lost = [ref for ref in self.lost if ref.name == name]
-                expected = max(live) if live else ModelLostError if lost else ModelNotFoundError
-                assert outcome(lambda n=name, s=state: s.resolve(n, None)) == expected
-                assert state.newer(name, 0) == max(live, default=None)
-            here = sorted(ref for ref in self.live if self.home(ref.name) == shard)
-            assert state.models() == here
-            assert state.graphs.find([{}], exact=False) == here
-
-    @invariant()
-    def lineage_names_what_exists_and_what_it_comes_from(self) -> None:
-        parents = {ref: parent for version_facts in self.version_facts for ref, (parent, _) in version_facts.items()}
-        exists = {*self.live, *self.retired_pinned, *self.lost}
-        for ref in exists:
-            chain = [ref]
-            while (parent := parents.get(chain[-1])) is not None:
-                chain.append(parent)
-            named = self.chain(ref)
-            assert named == chain[: len(named)]
-            assert len(named) == len(chain) or self.onto_retired_pinned & set(chain)
-        for shard, state in enumerate(self.states):
-            version_facts = self.version_facts[shard]
-            named = state.version_facts()
-            assert named.items() <= version_facts.items()
-            assert named.keys() >= {ref for ref in exists if self.home(ref.name) == shard}
-            assert all(state.offspring([ref]) for ref in named.keys() - exists)
-        for root in {parent for parent in parents.values() if parent is not None}:
-            below = {root}
-            for _ in parents:
-                below |= {ref for ref, parent in parents.items() if parent in below}
-            told = [pair for state in self.states for pair in state.offspring([root])]
-            if not self.onto_retired_pinned & below:
-                assert {ref for ref, _ in told} >= (below - {root}) & exists
-            assert {ref for ref, live in told if live} <= below & self.live.keys()
-
-    def chain(self, ref: ModelRef) -> list[ModelRef]:
-        """Name the lineage as clients do: from home to home."""
-        chain = [ref]
-        while len(more := self.states[self.home(chain[-1].name)].lineage.chain(chain[-1])) > 1:
-            chain += more[1:]
-        return chain
-
-    def teardown(self) -> None:
-        """Once all is retired and unpinned, nothing is left."""
-        if not hasattr(self, "states"):
+    def the_segments_are_those_of_the_model(self) -> None:
+        if not hasattr(self, "state"):
             return
-        for ref in list(self.commits):
-            self.abandon(ref)
-        for ref in list(self.live):
-            self.retire_one(ref)
-        for shard, state in enumerate(self.states):
-            for client in CLIENTS:
-                state.end(client)
-                self.ended(shard, client)
-        self.outboxes_are_taken()
-        for shard, holder in reversed(self.messages):
-            self.release(shard, holder)
-        assert not self.held
-        self.every_block_is_in_a_segment_or_freed_once()
-        assert not any(self.handles)
-        for state in self.states:
-            state.check()
-            stats = state.stats()
-            assert (stats.models, stats.tensors, stats.bytes_memory, stats.bytes_allocated) == (0, 0, 0, 0)
-            assert (stats.bytes_metadata, stats.pins) == (0, 0)
-            assert not state.residents.compactable
+        self.take_what_is_left()
+        self.state.check()
+        assert {segment.id: segment.live for segment in self.state.segments()} == {
+            segment: model.live for segment, model in self.models.items()
+        }
+
+    @invariant()
+    def each_live_slot_is_in_memory_or_in_a_file_that_the_catalog_knows(self) -> None:
+        for segment in self.state.segments() if hasattr(self, "state") else ():
+            for slot in segment.live:
+                offset = segment.offsets[slot]
+                assert offset != GONE
+                if offset == ABSENT:
+                    assert segment.file is not None
+                    assert slot in segment.file.slots
+                else:
+                    assert segment.handle is not None
+
+    @invariant()
+    def each_block_is_a_segments_or_was_freed_once(self) -> None:
+        if hasattr(self, "state"):
+            assert {id(s.handle) for s in self.state.segments() if s.handle is not None} == self.handles
+
+    @invariant()
+    def a_file_lives_as_long_as_a_segment_has_it_or_it_is_offered(self) -> None:
+        for segment in self.state.segments() if hasattr(self, "state") else ():
+            offered = self.state.offered().get(segment.id)
+            wanted = {file.name for file in (offered, segment.file) if file is not None}
+            assert set(self.models[segment.id].files) == wanted
+
+    @invariant()
+    def news_are_reported_until_they_are_answered(self) -> None:
+        if hasattr(self, "state") and (self.state.offered() or self.unanswered is not None):
+            assert self.state.has_news
 
 
-class ThreeShards(OneShard):
-    """The same over three shards that start again at any time, with messages between them."""
-
-    shards = 3
-
-    @precondition(lambda self: self.messages)
-    @rule(data=st.data(), twice=st.booleans())
-    def deliver(self, data: st.DataObject, twice: bool) -> None:
-        message = data.draw(st.sampled_from(self.messages))
-        if not twice:
-            self.messages.remove(message)
-        self.release(*message)
-
-    @rule(data=st.data())
-    def restart(self, data: st.DataObject) -> None:
-        """A shard dies and starts again, knowing only the ledger; the others let go what it held there."""
-        dead = self.any_shard(data)
-        for ref in [ref for ref in self.commits if self.home(ref.name) == dead]:
-            del self.commits[ref]
-        known = {**self.live, **self.retired_pinned}
-        for ref in [ref for ref in known if self.home(ref.name) == dead]:
-            self.retired_pinned.pop(ref, None)
-            if self.live.pop(ref, None):
-                self.lost.add(ref)
-        stale = {h for _, h in self.held if isinstance(h, ModelRef) and self.home(h.name) == dead}
-        self.held = {(s, h): slots for (s, h), slots in self.held.items() if s != dead and h not in stale}
-        self.sessions = {(s, c): expires for (s, c), expires in self.sessions.items() if s != dead}
-        for commit in self.commits.values():
-            commit.asked = [shard for shard in commit.asked if shard != dead]
-        self.states[dead] = self.new_state(dead)
-        self.handles[dead] = {}
-        self.states[dead].ledger.merge(self.planner.told())
-        self.states[dead].claim(name for name in NAMES if self.home(name) == dead)
-        for shard, state in enumerate(self.states):
-            if shard != dead:
-                for holder in state.held_by(dead):
-                    state.release(holder)
-        self.seen[dead] = (-1, None)
-
-    @precondition(lambda self: self.lost)
-    @rule(data=st.data())
-    def retire_lost(self, data: st.DataObject) -> None:
-        ref = data.draw(st.sampled_from(sorted(self.lost)))
-        with pytest.raises(ModelLostError, match=f"{ref} is lost"):
-            self.states[self.home(ref.name)].retire(ref)
-
-
+OneShard.TestCase.settings = settings(deadline=None, stateful_step_count=60)
 TestOneShard = OneShard.TestCase
-TestOneShard.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-TestThreeShards = ThreeShards.TestCase
-TestThreeShards.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
