@@ -26,6 +26,7 @@ from .catalog.orders import (
     Order,
     Slots,
     Take,
+    Yield,
 )
 from .catalog.reports import Answered, Held, Place, Report, Whole
 from .errors import ShardUnavailableError
@@ -174,6 +175,9 @@ class ShardState(SegmentTable):
             case Take(files):
                 for segment, file in files.items():
                     self._take(segment, file)
+            case Yield(segments):
+                for segment in segments:
+                    self._yield(segment)
             case Inspect(files):
                 self.to_inspect |= files
             case Copy():
@@ -210,13 +214,39 @@ class ShardState(SegmentTable):
             if file is not None:
                 self.known_files[segment_id] = file
             return
+        self.totals.count(segment, -1)
         segment.keeper = True
         if file is not None and segment.file is None:
-            self.totals.count(segment, -1)
             segment.file, segment.labels = file, ()
-            segment.files = max(segment.files, file.generation + 1)
-            self.totals.count(segment, +1)
-            self.residents.evict_if_cold(segment)
+            segment.files = max(segment.files, self._generation_after(file.generation))
+        self.totals.count(segment, +1)
+        self._note_writable(segment)
+        self.residents.evict_if_cold(segment)
+
+    def _yield(self, segment_id: SegmentId) -> None:
+        self.known_files.pop(segment_id, None)
+        self.refuse(segment_id)
+        segment = self.segment(segment_id)
+        if segment is None:
+            return
+        self.totals.count(segment, -1)
+        segment.keeper, gone = False, segment.absent(segment.live)
+        segment.file = None
+        self.totals.count(segment, +1)
+        if gone:  # they are in the file, which is another shard's now
+            self.free({segment_id: gone})
+
+    def found(self, segment_id: SegmentId, sizes: Sequence[int], file: File) -> None:
+        """Take a file that an order had inspected, and have the next report say so.
+
+        Args:
+            segment_id: whose file it is.
+            sizes: bytes of all slots; 0 of those that the file lacks.
+            file: what is in it.
+        """
+        if self.segment(segment_id) is None:
+            self.recover(segment_id, sizes, file)
+        self._news.stored[segment_id] = file
 
     def open_known(self, segment_id: SegmentId, sizes: Sequence[int]) -> None:
         """Make a segment of a file that the catalog gave, now that its rows were read.
@@ -303,7 +333,7 @@ class ShardState(SegmentTable):
         """Whether a report is due: the first one of a term, one that was not answered, or one with news."""
         news = self._news
         return bool(
-            not self._reported
+            (self.term and not self._reported)
             or self._reporting
             or news.stored
             or news.copied
@@ -349,8 +379,12 @@ class ShardState(SegmentTable):
             return
         self._reported += 1
         self._reporting = None
+        offered = self.offered()
         for segment_id, file in report.stored.items():
-            if self.offered().get(segment_id) != file:  # another one was written since
+            if offered.get(segment_id) != file:  # it was inspected, or another one was written since
+                segment = self.segment(segment_id)
+                if segment_id in answer.refused and segment is not None and segment.file == file:
+                    self.free({segment_id: list(segment.live)})
                 continue
             if segment_id in answer.refused:
                 self.refuse(segment_id)
@@ -364,6 +398,7 @@ class ShardState(SegmentTable):
 
     def _whole(self, node: str, address: tuple[str, int, str] | None, capacity: int) -> Whole:
         held = {segment.id: _held(segment, self.index) for segment in self.segments() if segment.save is None}
+        sent = {s: _held(segment, self.index) for save in self.sent for s, segment in self.staged(save).items()}
         held |= {s: Held(tuple(sorted(file.slots)), False) for s, file in self.known_files.items() if s not in held}
         return Whole(
             node=node,
@@ -371,6 +406,7 @@ class ShardState(SegmentTable):
             capacity=capacity,
             allocated=self.totals.allocated,
             segments=held,
+            sent=sent,
             clients=tuple(self.requests.clients()),
             draining=self.draining,
         )

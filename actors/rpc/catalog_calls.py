@@ -28,6 +28,7 @@ from .catalog_messages import (
     Proposal,
     Refused,
     Renewed,
+    Term,
     UnreadFile,
     Welcome,
 )
@@ -188,7 +189,7 @@ class KeeperCalls:
     """Calls of shards. Answered by `catalog.parts.shards`."""
 
     @remote("ctl", repeatable=True)
-    def present(self, shard: int, incarnation: int) -> int:
+    def present(self, shard: int, incarnation: int) -> Term:
         """Return the term that a shard is to report to.
 
         Raises:

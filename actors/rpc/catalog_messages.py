@@ -45,6 +45,15 @@ class CatalogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A term of the catalog."""
+
+    number: int
+    token: bytes
+    """Drawn by its process: tells it from another one that took the same number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """The catalog's version page, for clients of its node: 4,096 counters and the end of its lease (`catalog.page`)."""
 

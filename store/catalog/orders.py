@@ -46,6 +46,13 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Yield:
+    """Be the keeper of segments no more: another shard is. It has their files from now on, whatever is freed here."""
+
+    segments: tuple[SegmentId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Be the keeper of segments of which files lie on the path that were never reported: open and report each.
 
@@ -98,4 +105,4 @@ class Ended:
     clients: tuple[str, ...]
 
 
-Order = Free | Cool | Take | Inspect | Copy | Discard | Backups | Drain | Leave | Ended
+Order = Free | Cool | Take | Yield | Inspect | Copy | Discard | Backups | Drain | Leave | Ended

@@ -57,7 +57,10 @@ class Whole:
     allocated: int
     """Bytes of it that are in use."""
     segments: Mapping[SegmentId, Held]
-    """Committed segments; those of saves whose commit was sent and not answered are not among them."""
+    """Committed segments."""
+    sent: Mapping[SegmentId, Held]
+    """Segments of saves whose commit was sent and not answered. An earlier term may have committed them; else the commit
+    is sent again, so nobody frees them because it does not know them."""
     clients: tuple[str, ...]
     """Clients that have sessions here."""
     draining: bool = False

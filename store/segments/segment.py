@@ -172,7 +172,7 @@ class File:
 
     name: str
     generation: int
-    """Of several files of a segment the highest counts. The upper bits are the writer's incarnation."""
+    """Of several files of a segment the highest counts; see `table.SHARD_BITS`."""
     nbytes: int
     """Length of the file."""
     slots: frozenset[int]
@@ -228,7 +228,7 @@ class Segment:
         """Return a segment that has a file and no block."""
         offsets = tuple(ABSENT if slot in file.slots else GONE for slot in range(len(sizes)))
         segment = cls(segment_id, None, tuple(sizes), offsets, generation=generation, live=set(file.slots))
-        segment.file, segment.files = file, file.generation + 1
+        segment.file = file
         return segment
 
     def free(self, slots: Iterable[int]) -> None:

@@ -4,7 +4,7 @@ Rules
 - Segments of a save are dropped with it; committed ones lose slots by `free` only. A segment without live slots goes,
   from memory and, where this shard is the keeper, from disk.
 - What must happen outside is left here for the shell, which takes it after each change: files in `dead_files`, segments
-  that are mostly dead on disk in `rewritable`, and what `residents` leaves.
+  that are to be written in `writable`, those that are mostly dead on disk in `rewritable`, and what `residents` leaves.
 - A new file becomes the segment's when the catalog has answered its report (`accept`). Until then it is `offered`.
 """
 
@@ -19,8 +19,10 @@ from .residents import Residents
 from .segment import Block, File, Holds, Label, Segment, SegmentId
 from .totals import Totals
 
-INCARNATION_BITS = 20
-"""Files that one incarnation may write of a segment, as a power of two."""
+SHARD_BITS = 16
+"""The lowest bits of a file's generation are the shard's that wrote it: no two shards write the same file."""
+INCARNATION_BITS = 20 + SHARD_BITS
+"""The bits above these are the writer's incarnation, those between count the files that it wrote of a segment."""
 
 
 class SegmentTable:
@@ -55,6 +57,8 @@ class SegmentTable:
         self.dead_files: list[str] = []
         """Files that no segment needs any more."""
         self.rewritable: set[SegmentId] = set()
+        self.writable: dict[SegmentId, None] = {}
+        """Segments whose files this shard is to write, in the order in which they came; some of them may have gone."""
         self._segments: dict[SegmentId, Segment] = {}
         self._staged: dict[Request, dict[SegmentId, None]] = {}
         self._offered: dict[SegmentId, File] = {}
@@ -86,7 +90,7 @@ class SegmentTable:
                 save=save,
                 keeper=True,
                 labels=tuple(labels),
-                files=self.incarnation << INCARNATION_BITS,
+                files=self._generation_after(0),
             )
         )
         self.residents.enter(segment_id)
@@ -106,6 +110,7 @@ class SegmentTable:
             segment = self._segments[segment_id]
             segment.save = None
             self._free(segment, set(segment.live).difference(live.get(segment_id, ())))
+            self._note_writable(segment)
         self.changes += 1
 
     def drop(self, save: Request) -> None:
@@ -125,7 +130,15 @@ class SegmentTable:
         digests: Sequence[str] | None,
         labels: Sequence[Label],
     ) -> bool:
-        """Take a copy of another shard's segment, whose block has all of `slots` as `layout` places all `sizes`.
+        """Take a copy of another shard's segment, whose block has `slots` one after another as `layout` places them.
+
+        Args:
+            segment_id: which.
+            handle: its block.
+            sizes: bytes of all slots.
+            slots: those that the block has.
+            digests: content hashes by slot, of all slots; empty texts for those that it lacks.
+            labels: for its file.
 
         Returns:
             False: the segment is here already; the caller frees the block.
@@ -139,9 +152,10 @@ class SegmentTable:
             generation=self.generations,
             digests=tuple(digests) if digests is not None else None,
             labels=tuple(labels),
-            files=self.incarnation << INCARNATION_BITS,
+            files=self._generation_after(0),
         )
         segment.live = set(slots)
+        segment.offsets, segment.allocated = segment.arranged(segment.live)
         self._add(segment)
         self.residents.enter(segment_id)
         return True
@@ -153,8 +167,7 @@ class SegmentTable:
             CorruptDataError: the id is taken.
         """
         segment = Segment.on_disk(segment_id, sizes, file, self.generations)
-        segment.keeper = True
-        segment.files = max(segment.files, self.incarnation << INCARNATION_BITS)
+        segment.keeper, segment.files = True, self._generation_after(file.generation)
         self._add(segment)
 
     def free(self, slots: Mapping[SegmentId, Iterable[int]]) -> None:
@@ -216,6 +229,22 @@ class SegmentTable:
         """List the committed segments whose files this shard is to write: the live slots are in none."""
         return [s.id for s in self._segments.values() if s.keeper and s.save is None and not s.is_safe]
 
+    def next_generation(self, segment: Segment) -> int:
+        """Return the generation of a file that is about to be written; no other file gets it."""
+        generation = segment.files
+        segment.files = self._generation_after(generation)
+        return generation
+
+    def _generation_after(self, generation: int) -> int:
+        """Return the lowest generation of a file above another one that this incarnation of this shard may write."""
+        least = max(generation + 1, self.incarnation << INCARNATION_BITS)
+        shards = 1 << SHARD_BITS
+        return least + (self.index - least) % shards
+
+    def _note_writable(self, segment: Segment) -> None:
+        if segment.keeper and segment.save is None and segment.live and not segment.is_safe:
+            self.writable[segment.id] = None
+
     def offer(self, segment_id: SegmentId, file: File) -> bool:
         """Note a new file that is to be reported; False: it came too late, and is dead.
 
@@ -236,6 +265,10 @@ class SegmentTable:
         """Return the files that the catalog has not answered for."""
         return dict(self._offered)
 
+    def is_offered(self, segment_id: SegmentId) -> bool:
+        """Tell whether a file of a segment is to be answered for."""
+        return segment_id in self._offered
+
     def accept(self, segment_id: SegmentId) -> None:
         """Make the file that was offered the segment's: the catalog knows it."""
         file, segment = self._offered.pop(segment_id, None), self._segments.get(segment_id)
@@ -248,6 +281,7 @@ class SegmentTable:
         self.totals.count(segment, +1)
         if segment.wants_rewriting:
             self.rewritable.add(segment_id)
+        self._note_writable(segment)
         self.residents.evict_if_cold(segment)
 
     def refuse(self, segment_id: SegmentId) -> None:
@@ -255,6 +289,8 @@ class SegmentTable:
         file = self._offered.pop(segment_id, None)
         if file is not None:
             self.dead_files.append(file.name)
+            if (segment := self._segments.get(segment_id)) is not None:
+                self._note_writable(segment)
 
     # ---- within ---------------------------------------------------------------------------------------
 
@@ -296,6 +332,8 @@ class SegmentTable:
     def _drop(self, segment: Segment) -> None:
         """Remove a segment that was taken out of the totals."""
         del self._segments[segment.id]
+        if segment.save is not None:  # an order may end what a save brings before its commit was answered
+            self._staged.get(segment.save, {}).pop(segment.id, None)
         self.residents.drop(segment)
         self.rewritable.discard(segment.id)
         offered = self._offered.pop(segment.id, None)

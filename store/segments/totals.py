@@ -22,6 +22,8 @@ class Totals:
     """Bytes of those that are in memory."""
     allocated: int = 0
     """Bytes of the blocks."""
+    copies: int = 0
+    """Those of segments that other shards keep."""
     file_bytes: int = 0
     """Bytes of the files."""
 
@@ -39,4 +41,5 @@ class Totals:
         self.tensors += sign * len(live)
         self.live_bytes += sign * segment.resident_bytes(live) if segment.handle is not None else 0
         self.allocated += sign * segment.allocated
+        self.copies += 0 if segment.keeper else sign * segment.allocated
         self.file_bytes += sign * (segment.file.nbytes if segment.file is not None else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ....store.segments.segment import Label
 from ...rpc.redis_keys import Address
 
 __all__ = ["Address", "Original", "Piece"]

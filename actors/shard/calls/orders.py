@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ....store.catalog.orders import Order
+from ....store.catalog.orders import Order, Slots
+from ....store.holders import Request
 from ....store.segments.segment import SegmentId
 from ...rpc.calls import remote
-from ...rpc.catalog_messages import Located
+from ...rpc.catalog_messages import Located, Term
 from .copies import Address, Original
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """The catalog that orders."""
-
-    number: int
-    token: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +56,16 @@ class OrderCalls:
 
     @remote("data", repeatable=True)
     def keep_copies(
-        self, source: int, originals: Mapping[SegmentId, Original], address: Address | None, timeout: float
+        self,
+        source: int,
+        save: Request,
+        originals: Mapping[SegmentId, Original],
+        address: Address | None,
+        timeout: float,
     ) -> None:
         """Keep copies of segments of a save that another shard is about to propose (`replicas=`).
 
-        They are freed when the catalog, in the term after the next, does not know them; an order frees them else.
+        If nothing is heard of its commit, the catalog is asked what became of it (`Report.kept`).
 
         Raises:
             StoreFullError: there is no room.
@@ -77,8 +75,16 @@ class OrderCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def drop_copies(self, segments: Sequence[SegmentId]) -> None:
+    def drop_copies(self, save: Request) -> None:
         """Drop copies of a save that came to nothing."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def originals(self, slots: Slots) -> tuple[dict[SegmentId, Original], Address | None]:
+        """Describe slots of this shard's segments, for another shard that copies them, and say where their bytes are.
+
+        Segments and slots that are not here are not in the answer.
+        """
         ...
 
     # ---- copies of the journal ------------------------------------------------------------------------
