@@ -30,10 +30,6 @@ class Connection:
     unreached: bool = False
     """The shard cannot connect to this process: saves send their bytes with the calls."""
 
-    def epoch(self) -> int | None:
-        """Return the shard's epoch; None when its version page cannot be seen or does not hold (any more)."""
-        return self.view.epoch() if self.view is not None else None
-
     def is_of(self, hello: Hello) -> bool:
         """Tell whether it is to the incarnation of a shard that said this, and that has not ended as far as can be
         seen."""

@@ -21,10 +21,10 @@ from ...planner.owner import Owner, check_own
 from ...planner.scaling import ScalePolicy
 from ...store.codecs.codec import Codec
 from ...store.errors import (
+    ClosedError,
     ForeignRepositoryError,
     OperationTimeoutError,
     OptionError,
-    ShardUnavailableError,
     StorageError,
     TensorVineError,
 )
@@ -36,12 +36,12 @@ from ..engine.choice import EngineChoice, engine_for
 from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
+from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.closing import close_all
-from ..rpc.incarnations import Incarnations
 from ..rpc.messages import METADATA_BYTES
 from ..shard.calls import ShardCalls
 from .launch import Launched, check_count, disk_options, launch, running
-from .session import CONTROL_TIMEOUT_S, Session
+from .session import CONTROL_TIMEOUT_S, LOOK_S, Session
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Deployment:
         operating-system user who starts a repository owns the repository.
 
         Args:
-            name: Name of the repository. Its actors are named `NAME/planner`, `NAME/shard-0`, ... in the namespace
-                `tensorvine`. None means `"default"`. The name is required to join another user's repository.
+            name: Name of the repository. Its actors are named `NAME/catalog`, `NAME/planner`, `NAME/shard-0`, ... in
+                the namespace `tensorvine`. None means `"default"`. The name is required to join another user's repository.
             shards: Number of shards. None means one shard per node, also after nodes join or leave.
             path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) where versions are stored on
                 disk. Versions that are already stored there are restored. Every node must have access to this path.
@@ -111,7 +111,7 @@ class Deployment:
             replicas: Number of nodes that must hold a version before the version is committed with
                 `durability="memory"`. The value must not exceed the number of nodes or the number of shards. With 2, no
                 committed version is lost when one node or one shard process fails. If fewer than `replicas`
-                nodes remain, several copies of a version share a node, and `ShardStats.replicas_missing` is above 0.
+                nodes remain, several copies of a version share a node, and `CatalogStats.replicas_missing` is above 0.
             store_bytes: Capacity of each shard in bytes, or as text such as `"200MB"` or `"4GiB"`. The capacity is
                 reserved on the shard's node, but beyond `preallocate_bytes` the shard allocates memory only on demand.
                 None means half of the node's unreserved memory, shared among the shards that start on the node.
@@ -296,19 +296,19 @@ class Deployment:
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Numbers of the current shards, as reported by the planner (the actor that decides which shards exist).
+        """Numbers of the current shards, as reported by the catalog (the actor that keeps all metadata).
 
-        A number is never used twice. A draining shard is included until all its data is on other shards. If the planner
+        A number is never used twice. A draining shard is included until all its data is on other shards. If the catalog
         does not answer, the last numbers that this client received are returned.
         """
-        self._session.refresh(self._session.topology.version)
-        return self._session.topology.alive
+        self._session.refresh(LOOK_S)
+        return self._session.shards
 
     def scale(self, shards: int | None, timeout: float = 120.0) -> ScaleReport:
         """Change the number of shards while loads and saves continue. No data is lost.
 
-        Each new shard receives a share of the model names with their metadata, but no tensors. A draining shard moves
-        its metadata and tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
+        New shards receive tensors of the other shards later, in the background, if that balances the use of memory. A
+        draining shard copies its tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
         cluster drain first. New shards start on the nodes with the fewest shards.
 
         Args:
@@ -318,7 +318,7 @@ class Deployment:
                 Otherwise, it is completed in the background. No further step begins.
 
         Returns:
-            A report of the names, metadata and tensor bytes that moved, and of the duration.
+            A report of the numbers of shards, of the tensor bytes that moved, and of the duration.
 
         Raises:
             OptionError: if `shards` is less than 1 or less than the repository's `replicas`, if `shards` is None in a
@@ -364,30 +364,15 @@ class Deployment:
                 versions that are not on disk.
             OperationTimeoutError: if the wait takes longer than `timeout`. The message names the versions that are not
                 on disk.
-            ShardUnavailableError: if a shard died during the call or shortly before. Versions that were only in the
-                memory of that shard are lost.
         """
         seconds = seconds_of(timeout)
-        patience = seconds + CONTROL_TIMEOUT_S
-        incarnations = Incarnations(self._session.incarnations)
-        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
         waiting = threading.Timer(QUIET_S, self._log_unwritten)
         waiting.daemon = True
         waiting.start()
         try:
-            self._session.broadcast(ShardCalls.flush(seconds), patience, heard=incarnations.heard)
-        except (StorageError, OperationTimeoutError) as exc:
-            if self.has_path and (unwritten := self._unwritten()):
-                raise type(exc)("; ".join(unwritten)) from exc
-            raise
+            self._session.ask(CatalogCalls.flush(seconds), seconds + CONTROL_TIMEOUT_S)
         finally:
             waiting.cancel()
-        self._session.broadcast(ShardCalls.tag(), patience, heard=incarnations.heard)
-        if incarnations.died:
-            raise ShardUnavailableError(
-                "flush: expected all shards to run until all versions were on disk; these were restarted meanwhile: "
-                f"{sorted(incarnations.died)}"
-            )
 
     # ---- within ---------------------------------------------------------------------------------------
 
@@ -406,18 +391,13 @@ class Deployment:
                 log.error("repository %r is closed before all versions are on disk: %s", self.name, exc)
 
     def _log_unwritten(self) -> None:
-        if (unwritten := self._unwritten()) and not self._session.opened.closed:
-            log.warning("repository %r: still waiting for writes to its path: %s", self.name, "; ".join(unwritten))
-
-    def _unwritten(self) -> list[str]:
-        """Say of each shard what it has not written, or why it does not answer."""
-        found: list[str] = []
-        for shard in self._session.topology.alive:
-            try:
-                self._session.call(shard, ShardCalls.flush(0.0), GRACE_S)
-            except TensorVineError as exc:
-                found.append(str(exc))
-        return found
+        """Say what is not written yet: a flush that may not wait names it."""
+        try:
+            self._session.ask(CatalogCalls.flush(0.0), GRACE_S)
+        except ClosedError:
+            return
+        except TensorVineError as exc:
+            log.warning("repository %r: still waiting for writes to its path: %s", self.name, exc)
 
     def _stop_launched(self) -> None:
         if self._launched is not None:

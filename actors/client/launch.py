@@ -22,6 +22,7 @@ from ...store.errors import (
     OperationTimeoutError,
     OptionError,
     RepositoryNotFoundError,
+    ShardUnavailableError,
     StorageError,
     TensorVineError,
 )
@@ -29,6 +30,7 @@ from ...store.sizes import check_bytes
 from ...store.uris import is_uri, without_credentials
 from ...store.versions.retention import Retention
 from ...store.waiting import Backoff, Deadline
+from ..catalog.catalog import Catalog
 from ..engine.choice import EngineChoice, start_engine
 from ..engine.engine import Engine, Node
 from ..planner.calls import PlannerCalls
@@ -36,8 +38,10 @@ from ..planner.following import able_nodes
 from ..planner.planner import Planner
 from ..planner.reservations import Reservations
 from ..rpc import redis_connection
+from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import CatalogConfig
 from ..rpc.channel import Answer, Channel
-from ..rpc.messages import METADATA_BYTES, Disk, ShardPlan, actor_name, planner_name
+from ..rpc.messages import METADATA_BYTES, Disk, ShardPlan, actor_name, catalog_name, planner_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
@@ -79,7 +83,7 @@ class Launched:
         """Stop what was started; a second call does nothing."""
         names, self.names = self.names, []
         running = self._running(names)
-        self._end_shards(running)
+        self._end_all(running)
         for name in running:
             self.engine.kill(name)
         if running:
@@ -88,13 +92,15 @@ class Launched:
             self.owns_cluster = False
             self.engine.leave()
 
-    def _end_shards(self, running: Sequence[str]) -> None:
-        """Have the shards answer nobody from now on: a client that knows one is answered until its process ends."""
+    def _end_all(self, running: Sequence[str]) -> None:
+        """Have the actors answer nobody from now on: a client that knows one is answered until its process ends."""
         deadline, asked = Deadline.after(END_S), list[Answer[None]]()
+        catalog, planner = catalog_name(self.repository), planner_name(self.repository)
         for name in running:
-            if name != planner_name(self.repository):
+            if name != planner:
+                request = CatalogCalls.end() if name == catalog else ShardCalls.end()
                 with suppress(TensorVineError):  # it has ended before
-                    asked.append(Channel(self.engine, name).send(ShardCalls.end()))
+                    asked.append(Channel(self.engine, name).send(request))
         for answer in asked:
             with suppress(TensorVineError):
                 answer.result(deadline.left())
@@ -112,14 +118,14 @@ class Launched:
 
         Nothing, where the repository was stopped before and another one has its name by now.
         """
-        planner = planner_name(self.repository)
-        if planner not in names:
+        if catalog_name(self.repository) not in names:
             return names
+        self._rest()
         try:
-            topology, others = self._rested(Channel(self.engine, planner))
+            topology, others = self._topology()
         except TensorVineError as exc:
             log.warning(
-                "repository %r: no answer from the planner; stopping the shards of the start only: %s",
+                "repository %r: no answer from the catalog; stopping the shards of the start only: %s",
                 self.repository,
                 exc,
             )
@@ -129,27 +135,33 @@ class Launched:
                 "repository %r: it was already stopped; another repository of this name keeps running", self.repository
             )
             return []
-        shards = dict.fromkeys([*topology.alive, *others])
+        shards = dict.fromkeys([*topology.shards, *others])
         joined = [name for shard in shards if (name := actor_name(self.repository, shard)) not in names]
         return [*joined, *names]
 
-    def _rested(self, planner: Channel) -> tuple[Topology, Sequence[int]]:
-        """Return the topology when no shard joins or drains any more, and numbers that other shards may have.
-
-        There are none, unless a change does not end in time, or the planner does not answer.
-        """
+    def _rest(self) -> None:
+        """Have no shard join or drain any more, unless the planner does not answer."""
+        planner = Channel(self.engine, planner_name(self.repository))
         try:
-            return planner.call(PlannerCalls.rest(self.started_by, STOP_TIMEOUT_S), 2 * STOP_TIMEOUT_S), ()
+            planner.call(PlannerCalls.rest(self.started_by, STOP_TIMEOUT_S), 2 * STOP_TIMEOUT_S)
+        except TensorVineError as exc:
+            log.warning("repository %r: no answer from the planner: %s", self.repository, exc)
+
+    def _topology(self) -> tuple[Topology, Sequence[int]]:
+        """Return the topology, and numbers that other shards may have: there are none, unless the catalog is away."""
+        try:
+            catalog = Channel(self.engine, catalog_name(self.repository))
+            return catalog.call(CatalogCalls.topology(), STOP_TIMEOUT_S), ()
         except TensorVineError as exc:
             recorded = Registry(self.engine, self.repository, self.started_by).topology()
             if recorded is None:
                 raise
             log.warning(
-                "repository %r: no answer from the planner; stopping every shard that may exist: %s",
+                "repository %r: no answer from the catalog; stopping every shard that may exist: %s",
                 self.repository,
                 exc,
             )
-            return recorded, (*recorded.gone, *range(recorded.next, recorded.next + JOIN_MOST))
+            return recorded, range(recorded.next, recorded.next + JOIN_MOST)
 
 
 def launch(
@@ -167,7 +179,7 @@ def launch(
     nodes: NodeRule | None = None,
     choice: EngineChoice = None,
 ) -> tuple[Engine, Launched]:
-    """Start planner and shards, spread over the nodes, or join those that run.
+    """Start catalog, planner and shards, the latter spread over the nodes, or join those that run.
 
     Args:
         repository: its name.
@@ -199,21 +211,23 @@ def launch(
         wanted = _wanted(repository, shards, len(able), disk, replicas, rule)
         launched.started_by = wanted.started_by
         plan = ShardPlan(capacity, touched, SESSION_S, disk, redis, metadata)
-        arguments = {"engine": engine, "topology": wanted, "plan": plan, "scaling": scaling, "count": shards}
-        actor = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
-        planner = Channel(engine, planner_name(repository), actor=actor)
-        found = planner.call(PlannerCalls.topology(), START_TIMEOUT_S)
+        catalog, found = _start_catalog(engine, wanted, plan, living[0].id)
         if found.started_by == wanted.started_by:
+            launched.names.append(catalog_name(repository))
+            if redis is not None:
+                _check_alone(redis, repository)
+                redis_connection.enter_start(redis, repository, found.started_by)
+            arguments = {"engine": engine, "topology": found, "plan": plan, "scaling": scaling, "count": shards}
+            planner = engine.spawn(Planner, planner_name(repository), arguments, living[0].id)
             launched.names.append(planner_name(repository))
-            _claim(planner, found, redis)
-            _start_shards(launched, found, able, plan, planner)
+            _start_shards(launched, found, able, plan, Channel(engine, planner_name(repository), actor=planner))
         else:
             if not asked:
                 check_own(repository, found.owner, Owner.here())
             count = Registry(engine, repository, found.started_by).wanted()
             _check_joined(found, wanted, shards if shards != count else None, nodes)
             log.info("joined the running repository %r", repository)
-        _await_shards(engine, found, planner)
+        _await_shards(engine, found, catalog)
         if redis is not None and redis_connection.present_start(redis, repository) != found.started_by:
             raise OptionError(
                 f"repository {repository!r} is already running, and does not use the Redis server of redis="
@@ -227,7 +241,8 @@ def launch(
 def running(engine: Engine, topology: Topology) -> Launched:
     """Return what a running repository consists of, to stop it although another process started it."""
     repository = topology.repository
-    names = [*(actor_name(repository, shard) for shard in topology.shards), planner_name(repository)]
+    shards = [actor_name(repository, shard) for shard in topology.shards]
+    names = [*shards, catalog_name(repository), planner_name(repository)]
     return Launched(engine, repository, topology.started_by, names)
 
 
@@ -278,17 +293,30 @@ def _wanted(
         )
     uri = disk.uri if disk is not None else None
     if uri is not None:
-        Archive(uri, count)  # what is wrong with it is said here, and not in an actor that cannot start
+        Archive(uri, 1)  # what is wrong with it is said here, and not in an actor that cannot start
     return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas, owner=Owner.here(), nodes=rule)
 
 
-def _claim(planner: Channel, topology: Topology, redis: str | None) -> None:
-    """Enter a new repository in its path and in Redis."""
-    if topology.path is not None:
-        planner.call(PlannerCalls.claim(), START_TIMEOUT_S)
-    if redis is not None:
-        _check_alone(redis, topology.repository)
-        redis_connection.enter_start(redis, topology.repository, topology.started_by)
+def _start_catalog(engine: Engine, wanted: Topology, plan: ShardPlan, node: str) -> tuple[Channel, Topology]:
+    """Start the catalog of a repository, or find the one that runs; gives the topology that it goes by, too."""
+    config = CatalogConfig(
+        topology=wanted,
+        session_s=plan.session_s,
+        disk=plan.disk,
+        redis=plan.redis,
+        metadata_bytes=plan.metadata_bytes,
+    )
+    name = catalog_name(wanted.repository)
+    actor = engine.spawn(Catalog, name, {"engine": engine, "config": config}, node)
+    catalog, deadline, pauses = Channel(engine, name, actor=actor), Deadline.after(START_TIMEOUT_S), Backoff(0.05, 0.5)
+    while True:
+        try:
+            return catalog, catalog.call(CatalogCalls.topology(), deadline.left())
+        except EngineStoppedError:
+            raise
+        except ShardUnavailableError:  # it has no lease yet, or not just now
+            if not pauses.wait(deadline):
+                raise
 
 
 def _check_alone(redis: str, repository: str) -> None:
@@ -343,10 +371,10 @@ def _start_shards(launched: Launched, topology: Topology, nodes: list[Node], pla
         launched.names.insert(0, name)
 
 
-def _await_shards(engine: Engine, topology: Topology, planner: Channel) -> None:
+def _await_shards(engine: Engine, topology: Topology, catalog: Channel) -> None:
     """Wait until all shards answer; whoever joins may be here before the starter has named them all.
 
-    One that has drained meanwhile is not waited for.
+    One that has left meanwhile is not waited for.
     """
     deadline, pauses = Deadline.after(START_TIMEOUT_S), Backoff(0.05, 0.05)
     shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
@@ -356,7 +384,7 @@ def _await_shards(engine: Engine, topology: Topology, planner: Channel) -> None:
                 shards[index].call(ShardCalls.stats(), deadline.left())
                 break
             except RepositoryNotFoundError as exc:
-                if index not in planner.call(PlannerCalls.topology(), START_TIMEOUT_S).alive:
+                if index not in catalog.call(CatalogCalls.topology(), START_TIMEOUT_S).shards:
                     break
                 if not pauses.wait(deadline):
                     name = actor_name(topology.repository, index)

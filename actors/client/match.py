@@ -1,9 +1,8 @@
 """Prefix queries: which stored model shares the longest prefix with a graph (EvoStore, section 4.2).
 
 Rules
-- Each shard answers for the models at home there, and pins what it found. The best answer stays pinned, as a
-  `PrefixMatch`; the pins of the others are removed.
-- A query that fails or is interrupted is aborted on every shard: nothing stays pinned.
+- The catalog answers, and pins what it found for the numbered query, which is over when its last match is released.
+- A query that fails or is interrupted is given up: nothing stays pinned.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from types import TracebackType
 
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
-from ...store.holders import Lease, Query
+from ...store.holders import Lease
 from ...store.refs import ModelRef
 from ...store.versions.version import Match
-from ..rpc.messages import Matches
-from ..shard.calls import ShardCalls
+from ..rpc.catalog_calls import CatalogCalls
 from .catalog import Catalog
 from .reader import Reader
+from .requests import Numbered
 from .session import Session
 
 
@@ -31,7 +30,7 @@ class PrefixMatch:
     removed by `release`, at the end of a `with` block, when the client is closed, or soon after the match is
     garbage-collected.
 
-    The client renews its session with the shards in the background. If the session is not renewed for 60 s, for example
+    The client renews its session in the background. If the session is not renewed for 60 s, for example
     because the process was suspended, the pin is lost. The next renewal restores the pin, unless the version was
     retired in the meantime. In this case, `layers` and `tensors` raise `ModelNotFoundError`.
     """
@@ -43,6 +42,7 @@ class PrefixMatch:
         ref: ModelRef,
         quality: float | None,
         lease: Lease,
+        numbered: Numbered,
         ancestor: Callable[[], ModelGraph],
     ) -> None:
         self.ref = ref
@@ -54,7 +54,7 @@ class PrefixMatch:
         self._session = session
         self._lease = lease
         self._owned = session.pins.own(self, lease)
-        session.pins.hold(lease, ref)
+        session.pins.hold(lease, ref, numbered)
 
     def __repr__(self) -> str:
         return f"PrefixMatch({self.ref}, {len(self._layers)} of {len(self._query)} layers, quality={self.quality})"
@@ -98,7 +98,7 @@ class PrefixMatch:
         """Unpin the version. A second call does nothing.
 
         Args:
-            wait: Whether to wait until the shard has removed the pin. False removes the pin in the background.
+            wait: Whether to wait until the pin is removed. False removes the pin in the background.
         """
         pins = self._session.pins
         if pins.is_owned(self._owned):
@@ -129,44 +129,32 @@ class Prefixes:
 
         Args:
             graphs: what is looked for.
-            meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
+            meanwhile: called while the catalog looks; what it raises is raised here, and nothing stays pinned.
         """
-        query, asked = self._session.pins.query()
+        numbered = self._session.number()
         try:
-            found = self._longest(query, graphs, meanwhile)
-            asked.kept()
-            return found
+            return self._longest(numbered, graphs, meanwhile)
         except BaseException:
-            asked.abort()
+            self._session.give_up(numbered)
             raise
 
     def _longest(
-        self, query: Query, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None
+        self, numbered: Numbered, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None
     ) -> list[PrefixMatch | None]:
-        self._session.keep_alive()
-        self._session.connect_all()  # so that each watches this process, which it will hold pins for
-        queries = [PrefixQuery.of(graph) for graph in graphs]
-        topology, one = self._session.topology, len(graphs) == 1
-        request = ShardCalls.match(query, queries, places=one)
-        aside = _Aside(meanwhile)
-        answers = self._session.broadcast(request, spoiled=self._unmatch, meanwhile=aside.run)
-        if aside.error is not None:
-            raise aside.error
-        texts = {key: text for answer in answers for key, text in answer.graphs.items()}
-        results: list[PrefixMatch | None] = []
-        losers: list[Lease] = []
-        for position, graph in enumerate(graphs):
-            found = [match for answer in answers if (match := answer.found[position]) is not None]
-            best = max(found, key=lambda match: match.rank, default=None)
-            losers += [match.lease for match in found if match is not best]
-            results.append(self._match(graph, best, texts) if best is not None else None)
-            if best is not None and one:
-                told = next(answer.places[best.ref] for answer in answers if best.ref in answer.places)
-                self._reader.expect(told, topology)
-        self._session.pins.unpin_behind(losers)
+        one = len(graphs) == 1
+        request = CatalogCalls.match(numbered.request, [PrefixQuery.of(graph) for graph in graphs], one)
+        answer = self._session.ask(request) if meanwhile is None else self._session.ask_aside(request, meanwhile)
+        for located in answer.places.values():
+            self._reader.expect(located)
+        results = [
+            self._match(graph, found, numbered, answer.graphs) if found is not None else None
+            for graph, found in zip(graphs, answer.found, strict=True)
+        ]
+        if not any(results):
+            self._session.requests.end(numbered)
         return results
 
-    def _match(self, graph: ModelGraph, best: Match, texts: Mapping[bytes, str]) -> PrefixMatch:
+    def _match(self, graph: ModelGraph, best: Match, numbered: Numbered, texts: Mapping[bytes, str]) -> PrefixMatch:
         key, text = best.graph_key, texts[best.graph_key]
         return PrefixMatch(
             self._session,
@@ -174,26 +162,6 @@ class Prefixes:
             best.ref,
             best.quality,
             best.lease,
+            numbered,
             lambda: self._catalog.graph_from(key, text),
         )
-
-    def _unmatch(self, answers: list[Matches]) -> None:
-        """Unpin what answers that do not count have pinned."""
-        self._session.pins.unpin([match.lease for answer in answers for match in answer.found if match is not None])
-
-
-class _Aside:
-    """What is done once, while others are at work; its error waits until they are done."""
-
-    def __init__(self, work: Callable[[], None] | None) -> None:
-        self._work = work
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        """Do it, the first time."""
-        work, self._work = self._work, None
-        try:
-            if work is not None:
-                work()
-        except Exception as exc:  # noqa: BLE001  raised by who asked for it
-            self.error = exc

@@ -1,16 +1,13 @@
 """The pins of one client: taken by saves and prefix queries, kept by matches.
 
 Rules
-- Each pin belongs to a save or a query (`holders.Lease`). One that fails or is interrupted is aborted on every shard,
-  which drops its pins there and refuses its requests that arrive later.
-- `abort` and `unpin` are sent again until the shard has answered or left: no pin stays because a message or its answer
-  was lost. Where an interrupt ends `abort` itself, the query is aborted when it is garbage.
-- Pins that are removed without waiting are queued. The session's thread sends those of `GATHER_S` as one message.
-- Each message that is not answered yet occupies a connection, so a shard has at most `UNANSWERED` of them at a time.
-- A shard that restarted, or whose session of this client lapsed, has lost its pins. The next renewal finds that: it
+- Each pin belongs to a numbered request (`requests`) and goes with it.
+- Pins that are removed without waiting are queued. The session's thread removes those of `GATHER_S` by one message, and
+  again until the catalog has answered.
+- A catalog of a new term has no pins, nor has one whose session of this client has run out. The session's thread then
   pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
-- The owner of a pin or an operation may become garbage at any moment. The callback is the queue's `put`, which is C
-  code: no exception of a signal handler interrupts it.
+- The owner of a pin may become garbage at any moment. The callback is the queue's `put`, which is C code: no exception of
+  a signal handler interrupts it.
 """
 
 from __future__ import annotations
@@ -20,117 +17,76 @@ import logging
 import queue
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from ...planner.topology import Topology
-from ...store.errors import ModelLostError, ModelNotFoundError, MovedError, OperationTimeoutError, TensorVineError
-from ...store.holders import Lease, Query, Save
+from ...store.errors import ModelNotFoundError
+from ...store.holders import Lease
 from ...store.refs import ModelRef
 from ..engine.opened import Opened
 from ..rpc.calls import Request
-from ..rpc.channel import Answer
-from ..shard.calls import ShardCalls
+from ..rpc.catalog_calls import CatalogCalls
+from .requests import Numbered, Requests
 
 log = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT_S = 30.0
 GATHER_S = 0.005
 """How long pins gather that are removed by one message."""
-RETRY_S = 0.05
-"""How soon a shard is asked again that had too many unanswered messages."""
-UNANSWERED = 8
+RETRY_S = 0.5
+"""How soon the catalog is asked again that did not answer."""
+UNPIN_S = 5.0
+"""How long the session's thread waits for it."""
 
-Operation = Save | Query
 _R = TypeVar("_R")
 
 
-class _Session(Protocol):
-    """What pins need of their session; see `Session`."""
-
-    client: str
-    opened: Opened
-    topology: Topology
-    stopped: bool
-
-    def home(self, name: str) -> int: ...
-    def refresh(self) -> None: ...
-    def reopen(self, shard: int) -> None: ...
-    def send(self, shard: int, request: Request[_R]) -> Answer[_R]: ...
-    def at_home(self, name: str, request: Request[_R]) -> _R: ...
-    def broadcast(self, request: Request[_R]) -> list[_R]: ...
-    def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]: ...
-    def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]: ...
-
-
 class Owned(weakref.ref[object]):
-    """A reference to the owner of a pin or an operation, which is removed or aborted when the owner is garbage."""
+    """A reference to the owner of a pin, which is removed when the owner is garbage."""
 
     __eq__, __hash__ = object.__eq__, object.__hash__
-    pinned: Lease | Operation
+    lease: Lease
 
 
-class Asked:
-    """A query under way, or a save that was announced: it is aborted when this is garbage, unless it was `kept`.
-
-    Args:
-        operation: the query or save.
-        pins: aborts it.
-    """
-
-    def __init__(self, operation: Operation, pins: Pins) -> None:
-        self.operation = operation
-        self._pins = pins
-        self._owned = pins.own(self, operation)
-
-    def abort(self) -> None:
-        """Drop what it pinned and staged, on every shard, now."""
-        self._pins.abort(self.operation)
-        self.kept()
-
-    def kept(self) -> None:
-        """Leave its pins to the matches that have them, or to a commit that ended it."""
-        self._pins.disown(self._owned)
+class _Asks(Protocol):
+    def __call__(self, request: Request[_R], timeout: float = ..., /) -> _R: ...
 
 
 class Pins:
     """The pins of one client.
 
     Args:
-        session: calls the shards; its thread calls `tidy` and `renew`.
+        client: its id, for the log.
+        opened: of its session.
+        requests: its requests: a query is over when it has no pin any more.
+        ask: asks the catalog, as `Session.ask`.
     """
 
-    def __init__(self, session: _Session) -> None:
-        self._session = session
-        self._queries = count(1)
-        self._held: dict[Lease, ModelRef] = {}
-        """What matches have pinned."""
+    def __init__(self, client: str, opened: Opened, requests: Requests, ask: _Asks) -> None:
+        self._client = client
+        self._opened = opened
+        self._requests = requests
+        self._ask = ask
+        self._held: dict[Lease, tuple[ModelRef, Numbered | None]] = {}
+        """What matches and saves have pinned, and the queries of the former."""
         self._lost: dict[Lease, str] = {}
         """Pins that went with a session and could not be made again -> why."""
         self._owned: set[Owned] = set()
         """References that count; it keeps them alive."""
         self._dropped: queue.SimpleQueue[Lease | Owned | None] = queue.SimpleQueue()
-        """What is to be unpinned or aborted; None: only wakes the thread."""
-        self._unsent: deque[tuple[int, Save | Query | list[Lease]]] = deque()
-        """What each shard is still to be asked to abort or unpin."""
-        self._sent: deque[tuple[int, Save | Query | list[Lease], Answer[None] | None]] = deque()
-        """What each shard was asked to abort or unpin, and its answer to come; None: it could not be asked."""
+        """What is to be unpinned; None: only wakes the thread."""
+        self._unsent: list[Lease] = []
+        """What the catalog was asked to unpin, and has not answered."""
 
-    def query(self) -> tuple[Query, Asked]:
-        """Number a prefix query."""
-        query = Query(self._session.client, next(self._queries))
-        return query, Asked(query, self)
+    def hold(self, lease: Lease, ref: ModelRef, query: Numbered | None = None) -> None:
+        """Keep a pin alive until it is removed; then its query is over if it has no other one."""
+        if query is not None:
+            query.leases.add(lease)
+        self._held[lease] = ref, query
 
-    def hold(self, lease: Lease, ref: ModelRef) -> None:
-        """Keep a pin alive until it is removed."""
-        self._held[lease] = ref
-
-    def own(self, owner: object, pinned: Lease | Operation) -> Owned:
-        """Have a pin removed, or an operation aborted, soon after its owner has become garbage."""
+    def own(self, owner: object, lease: Lease) -> Owned:
+        """Have a pin removed soon after its owner has become garbage."""
         owned = Owned(owner, self._dropped.put)
-        owned.pinned = pinned
+        owned.lease = lease
         self._owned.add(owned)
         return owned
 
@@ -153,72 +109,45 @@ class Pins:
 
     # ---- removing -------------------------------------------------------------------------------------
 
-    def abort(self, operation: Save | Query, shards: Iterable[int] | None = None) -> None:
-        """Drop what an operation pinned and staged; does not wait.
-
-        Args:
-            operation: the save or query.
-            shards: the ones that may have something of it; None: all.
-        """
-        for shard in self._session.topology.alive if shards is None else shards:
-            self._send(shard, operation)
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """Keep pins alive no longer; a query whose last pin this was is over."""
+        for lease in leases:
+            self._lost.pop(lease, None)
+            _, query = self._held.pop(lease, (None, None))
+            if query is not None:
+                query.leases.discard(lease)
+                if not query.leases:
+                    self._requests.end(query)
 
     def unpin(self, leases: Sequence[Lease]) -> None:
         """Remove pins and wait: what they kept may be freed when this returns. Does nothing once the client is closed.
 
         Raises:
-            TensorVineError: a shard did not answer; it is asked again until it does.
+            TensorVineError: the catalog did not answer; it is asked again until it does.
         """
-        if self._session.opened.closed:
+        if self._opened.closed:
             return
-        self._forget(leases)
-        requests = {shard: ShardCalls.unpin(part) for shard, part in self._by_shard(leases).items()}
+        self.forget(leases)
         try:
-            self._session.call_each(requests, CONTROL_TIMEOUT_S)
-        except MovedError:  # one that gave some has drained just now
-            self._session.broadcast(ShardCalls.unpin(list(leases)))
+            self._ask(CatalogCalls.unpin(list(leases)))
         except BaseException:
-            self._unsent.extend((lease.shard, [lease]) for lease in leases)
+            self.unpin_behind(leases)
             raise
 
-    def unpin_behind(self, leases: Sequence[Lease]) -> None:
+    def unpin_behind(self, leases: Iterable[Lease]) -> None:
         """Remove pins soon; does not wait. Does nothing once the client is closed."""
-        if self._session.opened.closed:
+        if self._opened.closed:
             return
-        self._forget(leases)
         for lease in leases:
+            self.forget([lease])
             self._dropped.put(lease)
-
-    def _forget(self, leases: Iterable[Lease]) -> None:
-        for lease in leases:
-            self._held.pop(lease, None)
-            self._lost.pop(lease, None)
-
-    def _by_shard(self, leases: Sequence[Lease]) -> dict[int, list[Lease]]:
-        """Sort pins by the shards to ask: the ones that pinned first, or all where that one has left."""
-        alive = self._session.topology.alive
-        found = {shard: [one for one in leases if one.shard == shard or one.shard not in alive] for shard in alive}
-        return {shard: part for shard, part in found.items() if part}
-
-    def _send(self, shard: int, what: Save | Query | list[Lease]) -> None:
-        """Have a shard abort or unpin; `tidy` sends that again until the shard has answered or left."""
-        if sum(other == shard for other, _, _ in list(self._sent)) >= UNANSWERED:
-            self._unsent.append((shard, what))
-            return
-        request = ShardCalls.unpin(what) if isinstance(what, list) else ShardCalls.abort(what)
-        answer = None
-        try:
-            answer = self._session.send(shard, request)
-        except TensorVineError as exc:
-            log.debug("shard %d: sending %s again: %s", shard, request, exc)
-        self._sent.append((shard, what, answer))
 
     # ---- the session's thread -------------------------------------------------------------------------
 
     def wait(self, timeout: float, closing: threading.Event) -> None:
         """Wait for something to remove, `timeout` seconds at most, and a moment longer for more of it."""
         with contextlib.suppress(queue.Empty):
-            self._dropped.put(self._dropped.get(timeout=RETRY_S if self._unsent else timeout))
+            self._dropped.put(self._dropped.get(timeout=min(timeout, RETRY_S) if self._unsent else timeout))
             closing.wait(GATHER_S)
 
     def wake(self) -> None:
@@ -226,92 +155,44 @@ class Pins:
         self._dropped.put(None)
 
     def tidy(self) -> None:
-        """Remove what is queued, and send again what failed."""
+        """Remove what is queued, and again what the catalog has not answered.
+
+        Raises:
+            TensorVineError: it does not answer.
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 self._sort(self._dropped.get(block=False))
-        self._confirm()
-        leases: list[Lease] = []
-        for _ in range(len(self._unsent)):
-            shard, what = self._unsent.popleft()
-            if isinstance(what, list):
-                leases += what
-            elif shard in self._session.topology.alive:
-                self._send(shard, what)
-        self._forget(leases)
-        for shard, part in self._by_shard(leases).items():
-            self._send(shard, part)
+        if self._unsent:
+            self.forget(self._unsent)
+            self._ask(CatalogCalls.unpin(self._unsent), UNPIN_S)
+            self._unsent = []
 
     def _sort(self, dropped: Lease | Owned | None) -> None:
-        """Note which shards are to be asked."""
-        if isinstance(dropped, Owned) and dropped not in self._owned:  # disowned meanwhile
-            return
-        pinned = dropped.pinned if isinstance(dropped, Owned) else dropped
-        if isinstance(pinned, Lease):
-            self._unsent.append((pinned.shard, [pinned]))
-        elif pinned is not None:
-            self._unsent.extend((shard, pinned) for shard in self._session.topology.alive)
-        if isinstance(dropped, Owned):
+        if isinstance(dropped, Lease):
+            self._unsent.append(dropped)
+        elif dropped is not None and dropped in self._owned:  # not disowned meanwhile
             self._owned.discard(dropped)
+            self._unsent.append(dropped.lease)
 
-    def renew(self, timeout: float) -> None:
-        """Renew the session at all shards, and pin again what some have lost.
+    def pin_again(self, timeout: float) -> None:
+        """Pin again all that is held, as the catalog has no pins of this client.
 
         Raises:
-            TensorVineError: a shard did not answer; the others were renewed.
+            TensorVineError: the catalog did not answer.
         """
-        held = dict(self._held)
-        answers = self._session.poll(ShardCalls.renew(self._session.client, list(held)), timeout)
-        for shard, answer in answers.items():
-            if answer is None:
-                self._session.reopen(shard)
-        kept = {lease for answer in answers.values() if isinstance(answer, list) for lease in answer}
-        for lease, ref in held.items():
-            if lease not in kept and not isinstance(answers.get(self._session.home(ref.name)), TensorVineError):
-                self._pin_again(lease, ref)
-        for answer in answers.values():
-            if isinstance(answer, TensorVineError):
-                raise answer
-
-    def _pin_again(self, lease: Lease, ref: ModelRef) -> None:
-        """Pin a version whose pin a shard has lost."""
-        if lease not in self._held:  # removed meanwhile
+        held = {lease: ref for lease, (ref, _) in list(self._held.items())}
+        if not held:
             return
-        try:
-            self._session.at_home(ref.name, ShardCalls.pin(lease, ref))
-        except (ModelNotFoundError, ModelLostError) as exc:
-            self._held.pop(lease, None)
-            self._lost[lease] = (
-                f"{ref}: expected it to be pinned; its pin expired with the session, and cannot be renewed: {exc}"
-            )
-            log.error("client %s: %s", self._session.client, self._lost[lease])
-            return
-        log.warning("client %s: the pin of %s had expired with the session; pinned again", lease.client, ref)
-        if lease not in self._held:
-            self._dropped.put(lease)
-
-    def _confirm(self) -> None:
-        """Take off what was answered; what failed is to be sent again."""
-        failed = False
-        for _ in range(len(self._sent)):
-            shard, what, answer = self._sent.popleft()
-            if shard not in self._session.topology.alive:
-                if isinstance(what, list):  # its names are elsewhere: all are asked
-                    self._unsent.append((shard, what))
-                continue
-            try:
-                if answer is not None:
-                    answer.result(0.0)
-                    continue
-            except OperationTimeoutError:
-                self._sent.append((shard, what, answer))
-                continue
-            except TensorVineError as exc:
-                log.info("shard %d may still keep pins of %s, asking again: %s", shard, self._session.client, exc)
-            failed = True
-            self._unsent.append((shard, what))
-        if failed:
-            self._session.refresh()
-            if self._session.stopped:  # all pins went with the repository
-                self._sent.clear()
-                self._unsent.clear()
+        refused = self._ask(CatalogCalls.pin(held), timeout)
+        for lease, why in refused.items():
+            if lease in self._held:
+                self.forget([lease])
+                self._lost[lease] = (
+                    f"{held[lease]}: expected it to be pinned; its pin went with the catalog's process or the client's "
+                    f"session, and cannot be renewed: {why}"
+                )
+                log.error("client %s: %s", self._client, self._lost[lease])
+        kept = held.keys() - refused.keys()
+        log.warning("client %s: pinned %d versions again", self._client, len(kept))
+        self.unpin_behind(kept - self._held.keys())  # removed meanwhile

@@ -1,12 +1,12 @@
 """Loading: from a model's name to read-only arrays, which lie where the shard has them wherever that can be mapped.
 
 Rules
-- One message finds a model that was never met: manifest and places come together. One that was loaded before needs
-  none: where its tensors lie is kept, and which version that is holds as long as its home's version page shows the same
-  epoch.
-- No place is believed: a block counts when it is locked and its header says that it is the one (`memory`). What is not
-  there any more is asked for again. An answer may be of another version than the one that was expected, and lack
-  blocks: what was not answered is asked for.
+- One message to the catalog finds a model that was never met: its table and the places of its segments. What lies
+  elsewhere than was said, or in no mapped memory, is asked of its shard.
+- A load that was made before needs none. A version that was named is the one whose headers are found where it lay. The
+  latest one is that, as long as the version page shows the counter of its name that was told with it.
+- No place is believed: a block counts when it is locked and its header says that it is the one (`memory`).
+- A shard that has not what the catalog said of it is no error: the catalog is asked again, until the time is over.
 - No memory is kept: an array locks its block in the shard until nobody uses it any more. So arrays stay intact,
   whatever becomes of the model.
 - What is not mapped is carried, by the transport (`fetcher`) that is predicted to be the fastest, or that the caller
@@ -15,24 +15,34 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cachetools import LRUCache
 
-from ...planner.topology import Topology
 from ...store.arrays import dtype_of
-from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
+from ...store.errors import (
+    EngineStoppedError,
+    ModelLostError,
+    MovedError,
+    OperationTimeoutError,
+    OptionError,
+    RepositoryNotFoundError,
+    ShardUnavailableError,
+    TensorMismatchError,
+    TensorNotFoundError,
+)
 from ...store.refs import Model, ModelRef, split_ref
-from ...store.segments.segment import Block, Offset, SegmentId
-from ...store.versions.manifest import TensorEntry, slots_of
-from ...store.waiting import NEVER, Deadline
-from ..rpc.messages import Fetched
+from ...store.segments.arena import Part
+from ...store.segments.segment import GONE, Block, Offset, SegmentId, layout
+from ...store.versions.manifest import TensorEntry, sizes_of, slots_of
+from ...store.waiting import NEVER, Backoff, Deadline
+from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import Located, Location
 from ..shard.calls import ShardCalls
-from ..transport.frames import Slots
+from ..transport.frames import Received, Slots
 from .catalog import Catalog
 from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
@@ -41,6 +51,10 @@ from .session import Session
 
 PLANS = 256
 """Loads whose places are kept."""
+TOLD = 64
+"""Versions that were told of unasked, and not loaded yet."""
+AGAIN_S = (0.002, 0.5)
+"""Shortest and longest pause before the catalog is asked again where segments are."""
 
 Selection = tuple[str, tuple[str, ...]] | None
 """("layers" or "tensors", their names); None: all tensors."""
@@ -65,38 +79,28 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where the tensors of a load lie in mapped memory, and until when this is the version to load."""
+    """Where the tensors of a load lie in mapped memory."""
 
     ref: ModelRef
     rows: list[_Row]
     nbytes: int
     """Of the tensors."""
     blocks: dict[SegmentId, Block]
-    home: int
-    epoch: int
-    """Of the home."""
+    counter: int
+    """Of the name: the version is the latest while the version page shows it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What shards answered."""
-
-    ref: ModelRef
-    chosen: dict[str, TensorEntry]
-    """The table, as far as it was asked for."""
-    near: set[SegmentId]
-    """Segments of it that lie in mapped memory."""
-    complete: bool
-    """All of these are held."""
-    home: int
-    epoch: int | None
-    """Of the home; None: its memory is not mapped."""
+class _AwayError(ShardUnavailableError):
+    """A shard that was asked for blocks does not answer."""
 
 
 _Offsets = Mapping[int, int] | Sequence[Offset]
 """Slot -> where it starts."""
-_Held = dict[SegmentId, tuple[Block, np.ndarray]]
-"""Blocks that are locked, and are what they were said to be."""
+
+
+class _Held(dict[SegmentId, tuple[Block, np.ndarray]]):
+    """Blocks that are locked, and are what they were said to be."""
+
 
 
 class Reader:
@@ -112,12 +116,9 @@ class Reader:
         self._session = session
         self._catalog = catalog
         self._shared = SharedMemoryTransport(session)
-        self._fetcher = Fetcher(
-            far if far is not None else far_transports(session), lambda segment: session.topology.where(segment)
-        )
+        self._fetcher = Fetcher(far if far is not None else far_transports(session))
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
-        self._told: tuple[Fetched, Topology] | None = None
-        """What one shard told unasked, and by which topology it was asked something else then."""
+        self._told: LRUCache[ModelRef, Located] = LRUCache(TOLD)
         self._lock = threading.Lock()
 
     def load(
@@ -159,31 +160,34 @@ class Reader:
         """
         return self._loaded(model, _selection(layers, tensors, None), timeout, transport, verify)
 
-    def expect(self, fetched: Fetched, topology: Topology) -> None:
-        """Take what a version's home told unasked for the answer to the next load of it, if it holds still.
-
-        Args:
-            fetched: with the table, and with blocks that lie in that shard's memory.
-            topology: by which the shard was asked.
-        """
-        self._told = (fetched, topology)
+    def expect(self, located: Located) -> None:
+        """Take what was told of a version unasked, with its table, for the answer to the next load of it."""
+        with self._lock:
+            self._told[located.header.ref] = located
 
     def mapped(
-        self, entries: Mapping[str, TensorEntry], blocks: Mapping[SegmentId, Block]
-    ) -> dict[str, np.ndarray] | None:
-        """Return tensors whose places a shard has just told; None when some are there no more.
+        self, entries: Mapping[str, TensorEntry], places: Mapping[SegmentId, Location]
+    ) -> dict[str, np.ndarray]:
+        """Return those of these tensors that lie in mapped memory, or whose bytes are here, without a message.
 
         Args:
             entries: name -> which.
-            blocks: segment -> where it is.
+            places: where the catalog says that segments are; others may be where they were met.
         """
-        held: _Held = {}
-        needed = slots_of(entries.values())
-        self._lock_all(held, {segment: blocks[segment] for segment in needed if segment in blocks}, NEVER)
-        if _lacking(held, needed):
-            return None
+        sizes, held = sizes_of(entries.values()), _Held()
+        for segment, slots in sizes.items():
+            told = _block_of(places[segment], slots) if segment in places else None
+            for block in (told, self._catalog.block(segment)):
+                if segment not in held and block is not None and block.covers(slots):
+                    self._lock_all(held, {segment: block})
+        here = {name: entry for name, entry in entries.items() if entry.segment in held}
         offsets = {segment: block.offsets for segment, (block, _) in held.items()}
-        return _views(_rows(entries, offsets), {segment: array for segment, (_, array) in held.items()})
+        return _views(_rows(here, offsets), {segment: array for segment, (_, array) in held.items()})
+
+    def is_mapped(self, shard: int, deadline: Deadline = NEVER) -> bool:
+        """Tell whether a shard's memory can be read in place."""
+        node = self._session.nodes.get(shard, self._session.node)
+        return node == self._session.node and self._shared.brings(shard, deadline)
 
     @property
     def far_transports(self) -> tuple[str, ...]:
@@ -204,14 +208,16 @@ class Reader:
         if plan is not None:
             return plan
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
+        held, pauses = _Held(), Backoff(*AGAIN_S)
         while True:
-            home = self._session.home(name)
+            located = self._located(name, version, wish)
             try:
-                return self._fetched(key, wish)
-            except MovedError as exc:
-                self._session.moved(name, home, exc, wish.deadline)
-            except _NewerError:
-                wish.deadline.left_for(wish.what)
+                return self._fetched(key, located, held, wish)
+            except (ModelLostError, MovedError, _AwayError) as exc:
+                if not pauses.wait(wish.deadline):
+                    if isinstance(exc, ShardUnavailableError):
+                        raise
+                    raise ModelLostError(f"{located.header.ref} is lost in part: {exc}") from exc
 
     # ---- without a message ----------------------------------------------------------------------------
 
@@ -219,133 +225,111 @@ class Reader:
         """Return the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
             plan = self._plans.get(key)
-        if plan is None or not self._shared.shows(plan.home, plan.epoch):
+        if plan is None or (key[1] is None and not self._session.shows(key[0], plan.counter)):
             return None
         blocks: dict[SegmentId, np.ndarray] = {}
-        try:
-            for segment, block in plan.blocks.items():
-                locked = self._shared.lock(segment, block)
-                if locked is None:
-                    return None
-                blocks[segment] = locked
-        except MovedError:  # a shard of the plan has drained
-            return None
+        for segment, block in plan.blocks.items():
+            locked = self._shared.lock(segment, block)
+            if locked is None:
+                return None
+            blocks[segment] = locked
         return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True)
-
-    def _keep(self, key: Key, plan: _Plan) -> None:
-        with self._lock:
-            self._plans[key] = plan
 
     # ---- with messages --------------------------------------------------------------------------------
 
-    def _fetched(self, key: Key, wish: Wish) -> Loaded:
-        """Ask where the tensors lie and lock the places, until all are locked that lie in mapped memory.
-
-        What is locked stays so, for later rounds too: it cannot change any more.
-        """
-        held: _Held = {}
-        found = self._ask(key, wish, held)
-        while not found.complete:
-            wish.deadline.left_for(wish.what)
-            found = self._ask(key, wish, held)
-        far = {name: entry for name, entry in found.chosen.items() if entry.segment not in found.near}
-        with self._in_part(key, found.ref, wish):
-            carried, transports = self._fetcher.carried(far, wish)
-        near = sum(entry.nbytes for name, entry in found.chosen.items() if name not in far)
-        offsets: dict[SegmentId, _Offsets] = {segment: held[segment][0].offsets for segment in found.near}
-        offsets.update((segment, part.offsets) for segment, part in carried.items())
-        rows = _rows(found.chosen, offsets)
-        if not far and found.epoch is not None:
-            places = {segment: held[segment][0] for segment in found.near}
-            self._keep(key, _Plan(found.ref, rows, near, places, found.home, found.epoch))
-        blocks = {segment: held[segment][1] for segment in found.near}
-        blocks.update((segment, part.block) for segment, part in carried.items())
-        if len(far) < len(found.chosen):
-            transports[SHARED] = near
-        return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far)
-
-    def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:
-        """Ask for the manifest, and for the blocks that are not `held`; lock those that are told."""
-        name, version, selection = key
-        topology, home = self._session.topology, self._session.home(name)
-        mapped = self._is_mapped(home, wish)
+    def _located(self, name: str, version: int | None, wish: Wish) -> Located:
+        """Return a version's header, its table unless that is known, and where its segments are."""
         known = self._catalog.known(name, version)
-        wanted: Slots = {}
-        if known is not None and mapped:
-            chosen = self._select(known, self._catalog.table(known, None), selection)
-            wanted = slots_of(e for e in chosen.values() if topology.where(e.segment) == home)
-            wanted = _lacking(held, wanted)
-        told = self._heard(ModelRef(name, version)) if version is not None and mapped else None
-        fetched = told or self._fetch(home, name, version, known, wanted, mapped and selection is None, wish)
-        ref = fetched.header.ref
-        self._catalog.meet(ref, fetched.header.graph_key)
-        chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
-        self._lock_all(held, fetched.blocks, wish.deadline)
-        shards = {entry.segment: topology.where(entry.segment) for entry in chosen.values()}
-        mapped_shards = {shard for shard in set(shards.values()) if self._is_mapped(shard, wish)}
-        needed = slots_of(chosen.values())
-        lacking = _lacking(held, needed)
-        missing: dict[int, dict[SegmentId, Sequence[int]]] = {}
-        for segment, slots in lacking.items():
-            if shards[segment] in mapped_shards:
-                missing.setdefault(shards[segment], {})[segment] = slots
-        with self._in_part(key, ref, wish):
-            requests = {shard: ShardCalls.blocks(part) for shard, part in missing.items()}
-            answers = self._session.call_each(requests, wish.deadline.left_for(wish.what)) if requests else []
-        for blocks in answers:
-            self._lock_all(held, blocks, wish.deadline)
-        near = {segment for segment in needed if segment not in lacking or shards[segment] in mapped_shards}
-        complete = not any(_lacking(held, part) for part in missing.values())
-        return _Found(ref, chosen, near, complete, home, fetched.epoch if mapped else None)
+        located = self._heard(name, version if version is not None or known is None else known.version)
+        if located is not None and (version is not None or self._session.shows(name, located.counter)):
+            return located
+        request = CatalogCalls.locate(self._session.client, name, version, known)
+        located = self._session.ask(request, wish.deadline.left_for(wish.what))
+        self._catalog.meet(located.header, located.body, version is None)
+        if version is None:
+            self._session.look_for_page(name)
+        return located
 
-    def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block], deadline: Deadline) -> None:
+    def _heard(self, name: str, version: int | None) -> Located | None:
+        """Give, once, what was told unasked of a version."""
+        with self._lock:
+            told = self._told.pop(ModelRef(name, version), None) if version is not None else None
+        if told is not None:
+            self._catalog.meet(told.header, told.body, False)
+        return told
+
+    def _fetched(self, key: Key, located: Located, held: _Held, wish: Wish) -> Loaded:
+        """Lock what lies in mapped memory, and carry the rest.
+
+        What is `held` stays so when this is tried again: it cannot change any more.
+
+        Raises:
+            ModelLostError, MovedError, _AwayError: segments are not where they were said to be.
+        """
+        ref, places = located.header.ref, located.places
+        chosen = self._select(ref, self._catalog.table(ref, located.body), key[2])
+        sizes = sizes_of(chosen.values())
+        if missing := sizes.keys() - places.keys():
+            raise ModelLostError(f"{ref}: expected the places of all segments; found none of {sorted(missing)}")
+        here = wish.transport in (AUTO, SHARED)
+        near = {s for s in sizes if here and (s in held or self.is_mapped(places[s][0], wish.deadline))}
+        told = {s: block for s in near if (block := _block_of(places[s], sizes[s])) is not None}
+        self._lock_all(held, {s: told[s] for s in _lacking(held, {s: list(sizes[s]) for s in told})})
+        while lacking := _lacking(held, {s: list(sizes[s]) for s in near}):
+            wish.deadline.left_for(wish.what)
+            self._lock_all(held, self._blocks(lacking, places, wish))
+        far = {name: entry for name, entry in chosen.items() if entry.segment not in near}
+        carried, transports = self._carried(far, {s: places[s][0] for s in sizes}, wish)
+        offsets: dict[SegmentId, _Offsets] = {segment: held[segment][0].offsets for segment in near}
+        offsets.update((segment, part.offsets) for segment, part in carried.items())
+        rows = _rows(chosen, offsets)
+        nbytes = sum(entry.nbytes for name, entry in chosen.items() if name not in far)
+        if not far:
+            plan = _Plan(ref, rows, nbytes, {segment: held[segment][0] for segment in near}, located.counter)
+            with self._lock:
+                self._plans[key] = plan
+        blocks = {segment: held[segment][1] for segment in near}
+        blocks.update((segment, part.block) for segment, part in carried.items())
+        if len(far) < len(chosen):
+            transports[SHARED] = nbytes
+        return Loaded(_views(rows, blocks), ref, transports, wish.verify or not far)
+
+    def _carried(
+        self, far: Mapping[str, TensorEntry], where: Mapping[SegmentId, int], wish: Wish
+    ) -> tuple[dict[SegmentId, Received], dict[str, int]]:
+        """Carry what is not mapped; a shard that does not answer may have been left for another one."""
+        try:
+            return self._fetcher.carried(far, where, wish)
+        except (ShardUnavailableError, OperationTimeoutError) as exc:
+            present = all(self._session.connections.present(where[entry.segment]) for entry in far.values())
+            if wish.transport != AUTO or present or wish.deadline.passed or isinstance(exc, EngineStoppedError):
+                raise
+            raise _AwayError(str(exc)) from exc
+
+    def _blocks(self, wanted: Slots, places: Mapping[SegmentId, Location], wish: Wish) -> dict[SegmentId, Block]:
+        """Ask shards whose memory is mapped where segments lie, or for their bytes."""
+        by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
+        for segment, slots in wanted.items():
+            by_shard.setdefault(places[segment][0], {})[segment] = slots
+        sent = {shard: self._session.send(shard, ShardCalls.blocks(part)) for shard, part in by_shard.items()}
+        found: dict[SegmentId, Block] = {}
+        for shard, answer in sent.items():
+            try:
+                found |= answer.result(wish.deadline.left_for(wish.what))
+            except EngineStoppedError:
+                raise
+            except (ShardUnavailableError, RepositoryNotFoundError) as exc:
+                self._session.lost(shard, exc)
+                raise _AwayError(str(exc)) from exc
+        return found
+
+    def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block]) -> None:
         """Lock blocks, and add to what is `held` those that are what they were said to be."""
         for segment, block in blocks.items():
-            array = self._shared.lock(segment, block, deadline)
+            array = self._shared.lock(segment, block)
             if array is not None:
                 held[segment] = (block, array)
-
-    def _fetch(
-        self,
-        home: int,
-        name: str,
-        version: int | None,
-        known: ModelRef | None,
-        wanted: Slots,
-        whole: bool,
-        wish: Wish,
-    ) -> Fetched:
-        """Ask for manifest and blocks; again without a guess when `known` is no longer the latest version."""
-        client, left = self._session.client, wish.deadline.left_for(wish.what)
-        try:
-            return self._session.call(home, ShardCalls.fetch(client, name, version, known, wanted, whole), left)
-        except ModelLostError:
-            if known is None or version is not None:
-                raise
-            return self._session.call(home, ShardCalls.fetch(client, name, version, None, {}, whole), left)
-
-    def _heard(self, ref: ModelRef) -> Fetched | None:
-        """Give, once, what a version's home told of it unasked, if nothing has changed there since."""
-        told, self._told = self._told, None
-        if told is None or told[0].header.ref != ref or told[1] is not self._session.topology or told[1].former:
-            return None
-        return told[0] if self._shared.shows(self._session.home(ref.name), told[0].epoch) else None
-
-    @contextlib.contextmanager
-    def _in_part(self, key: Key, ref: ModelRef, wish: Wish) -> Generator[None]:
-        """Tell whether a part is lost, or was only let go because the version is gone or is the latest no more."""
-        try:
-            yield
-        except ModelLostError as exc:
-            name, version, _ = key
-            request = ShardCalls.header(self._session.client, name, version)
-            if self._session.at_home(name, request, wish.deadline.left_for(wish.what)).ref != ref:
-                raise _NewerError from exc
-            raise ModelLostError(f"{ref} is lost in part: {exc}") from exc
-
-    def _is_mapped(self, shard: int, wish: Wish) -> bool:
-        """Tell whether a shard's blocks are read in place."""
-        return wish.transport in (AUTO, SHARED) and self._shared.brings(shard, wish.deadline)
+                self._catalog.put_block(segment, block)
 
     def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
         if selection is None:
@@ -361,10 +345,6 @@ class Reader:
         if unknown:
             raise TensorNotFoundError(f"{ref}: expected names of its {len(table)} tensors; found {unknown}")
         return {name: table[name] for name in names}
-
-
-class _NewerError(Exception):
-    """The version that was the latest when the load began is so no more."""
 
 
 def _selection(
@@ -387,6 +367,26 @@ def _selection(
     if odd:
         raise TensorNotFoundError(f"load: {kind}: expected names; found {odd[0]!r:.100}")
     return kind, found
+
+
+def _block_of(location: Location, slots: Mapping[int, int]) -> Block | None:
+    """Return where a segment's block is said to lie; None: in no shared memory, or it is not known where the slots start.
+
+    Args:
+        location: of the segment.
+        slots: those that are needed, with their bytes.
+    """
+    shard, place = location
+    if place is None:
+        return None
+    offsets: tuple[Offset, ...]
+    if place.offsets is not None:
+        offsets = tuple(offset if offset >= 0 else GONE for offset in place.offsets)
+    elif slots.keys() >= set(range(max(slots) + 1)):  # else the slots between them may be of any length
+        offsets = tuple(layout([slots[slot] for slot in range(max(slots) + 1)])[0])
+    else:
+        return None
+    return Block(Part(place.offset, place.length), offsets, place.generation, shard)
 
 
 def _lacking(held: _Held, needed: Slots) -> dict[SegmentId, Sequence[int]]:

@@ -30,10 +30,11 @@ from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import Model, ModelRef, check_name, split_ref
-from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
+from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import UnreadFile
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+"""How much longer than it waits for a version a shard may take to answer."""
 
 Architecture: TypeAlias = "ModelGraph | keras.Model | nn.Module"
 """An architecture: a graph, or a model that has one."""
@@ -378,8 +382,7 @@ class Repository(Deployment):
     def qualities(self, refs: Iterable[ModelRef]) -> dict[ModelRef, float]:
         """Return the saved qualities of versions, including retired versions.
 
-        The quality of a retired version is known while a live version derives from it. If the shard that manages the
-        versions of a name restarts, the qualities of the name's retired versions are lost, unless they are on disk.
+        The quality of a retired version is known while a live version derives from it.
 
         Args:
             refs: Versions, such as those of a lineage.
@@ -405,7 +408,7 @@ class Repository(Deployment):
         """Return the live versions whose name starts with `prefix`, sorted by name and version."""
         if not isinstance(prefix, str):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
-        return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
+        return self._session.ask(CatalogCalls.models(prefix))
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
@@ -424,10 +427,10 @@ class Repository(Deployment):
             GraphError: if the pattern is malformed.
         """
         if isinstance(pattern, Sequence):
-            request = ShardCalls.find(list(check_pattern(pattern)), exact)
+            request = CatalogCalls.find(list(check_pattern(pattern)), exact)
         else:
-            request = ShardCalls.alike(PrefixQuery.of(frameworks.graph_of(pattern, "find")))
-        return sorted(ref for part in self._session.broadcast(request) for ref in part)
+            request = CatalogCalls.alike(PrefixQuery.of(frameworks.graph_of(pattern, "find")))
+        return self._session.ask(request)
 
     def longest_prefix(self, graph: Architecture) -> PrefixMatch | None:
         """Find the live version that shares the most layers with an architecture, counted from the inputs.
@@ -447,7 +450,7 @@ class Repository(Deployment):
         return self.longest_prefixes([graph])[0]
 
     def longest_prefixes(self, graphs: Sequence[Architecture]) -> list[PrefixMatch | None]:
-        """Call `longest_prefix` for several architectures, with only one message per shard.
+        """Call `longest_prefix` for several architectures, with one message.
 
         Args:
             graphs: Architectures, as in `longest_prefix`.
@@ -459,8 +462,9 @@ class Repository(Deployment):
         return self._prefixes.longest(asked) if asked else []
 
     def stats(self) -> RepositoryStats:
-        """Return the statistics of the repository, in total and per shard."""
-        return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
+        """Return the statistics of the repository, in total, of its catalog, and per shard."""
+        catalog = self._session.ask(CatalogCalls.stats())
+        return RepositoryStats.of(catalog, self._session.call_all(ShardCalls.stats()))
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
@@ -472,7 +476,11 @@ class Repository(Deployment):
             ModelNotFoundError: if the version is not live.
         """
         name, version = split_ref(model)
-        self._session.at_home(name, ShardCalls.retire(name, version))
+        numbered = self._session.number()
+        try:
+            self._session.ask(CatalogCalls.retire(numbered.request, name, version))
+        finally:
+            self._session.requests.end(numbered)
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
         """Check one or all versions for damage.
@@ -501,8 +509,8 @@ class Repository(Deployment):
         """List the files on disk that could not be read when the repository started and still cannot be read.
 
         The version that an unreadable file describes cannot be loaded. Other versions are not affected. The repository
-        keeps all data that the file may refer to, and does not use the version's number again. The shards regularly try
-        to read the file again. If the file is repaired, the version is restored automatically.
+        keeps all data that the file may refer to, and does not use the version's number again. The catalog regularly
+        tries to read the file again. If the file is repaired, the version is restored automatically.
         """
         return self._verifier.unreadable()
 
@@ -567,18 +575,21 @@ class Repository(Deployment):
         Returns:
             The newest version, or None if no newer version was committed within `timeout`.
         """
-        seconds = seconds_of(timeout)
-        deadline, grace = Deadline.after(seconds), Deadline.after(seconds + 1.0)
+        deadline = Deadline.after(seconds_of(timeout))
         check_name(name)
         while True:
             left = deadline.left()
-            home = self._session.home(name)
             try:
-                return self._session.call(home, ShardCalls.wait_newer(name, after, left), left + 1.0)
-            except MovedError as exc:
-                self._session.moved(name, home, exc, grace)
+                near = self._session.near(name, Deadline.after(left + ANSWER_S))
+                located = self._session.call(near, ShardCalls.wait_newer(name, after, left), left + ANSWER_S)
+            except MovedError:  # the shard has left just now
+                continue
             except OperationTimeoutError:
                 return None
+            if located is None:
+                return None
+            self._reader.expect(located)
+            return located.header.ref
 
     def _closes(self, deadline: Deadline) -> Closes:
         flush, *rest = super()._closes(deadline)
@@ -602,7 +613,7 @@ class Repository(Deployment):
 
     def _header(self, model: Model) -> Header:
         name, version = split_ref(model)
-        return self._session.at_home(name, ShardCalls.header(self._session.client, name, version))
+        return self._session.ask(CatalogCalls.header(self._session.client, name, version))
 
     def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
         """Return the parent of a loaded model's first save as `name`; None where `name` has versions."""

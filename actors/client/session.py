@@ -1,26 +1,26 @@
-"""A client's session: its calls of the shards, and its heartbeat.
+"""A client's session: its calls of the catalog and the shards, and its heartbeat.
 
 Rules
-- Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
-- A session lasts as long as its heartbeat. One thread per client renews it and looks after its `pins`; it starts with
-  the first save or prefix query and ends with `close`.
-- A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
-  asks again, by turns where the name was and where it is to be, while it is on its way.
-- What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
+- Calls that may be repeated are repeated until their timeout while the catalog or a shard restarts; others fail at once.
+- A session lasts as long as its heartbeat. One thread per client renews it, which declares the numbers of its open
+  requests, and looks after its `pins`; it starts with the first request that has a number and ends with `close`.
+- After a catalog was away, its clients come back at moments of their own (`JITTER_S`).
+- No lock is held during a call.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from ...planner.topology import Topology
 from ...store.errors import (
     ClosedError,
     EngineStoppedError,
@@ -31,33 +31,41 @@ from ...store.errors import (
     TensorVineError,
     without_frames,
 )
+from ...store.holders import Request as RequestNumber
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..engine.engine import Engine
 from ..engine.opened import Opened
+from ..memory.counters import CounterView
 from ..memory.process import this_process
-from ..planner.calls import PlannerCalls
-from ..planner.nearby import Nearby
 from ..rpc.calls import Request
+from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import Declared, Page, Welcome
 from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
-from ..rpc.messages import Tag, planner_name, repositories
+from ..rpc.messages import catalog_name, planner_name, repositories
 from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from .connections import Connection, Connections
 from .pins import Pins
+from .requests import Numbered, Requests
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 RENEW_S = 15.0
-RETRY_S = 0.05
+RETRY_S = (0.05, 1.0)
+"""Shortest and longest pause before a call is repeated; each is cut by chance to a half at most."""
+JITTER_S = 3.0
+"""Within how many seconds after a catalog was away its clients renew their sessions."""
 CONTROL_TIMEOUT_S = 30.0
-MOVE_S = 0.005
-"""Pause between two tries while a name, or its neighbour in a question to all, is on its way."""
-LOOK_S = 0.1
-"""How long a topology counts as new enough."""
 LOOK_TIMEOUT_S = 5.0
+LOOK_S = 0.1
+"""How long what the catalog said of the repository's shape counts as new."""
+NEAR_S = 15.0
+"""How long a client without a shard on its node goes before it looks for one again."""
+FAREWELL_S = 2.0
 
+_CHANCE = random.SystemRandom()  # a program that seeds `random` would have all its processes come back at once
 _R = TypeVar("_R")
 
 
@@ -78,34 +86,136 @@ class Session:
         self.opened = Opened(f"repository {repository!r}")
         self.client = uuid.uuid4().hex[:16]
         self.node = engine.this_node()
-        self.planner = Channel(engine, planner_name(repository), missing=RepositoryNotFoundError)
+        self.catalog = Channel(engine, catalog_name(repository), missing=RepositoryNotFoundError)
+        self.planner = Channel(engine, planner_name(repository))
+        self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._page: CounterView | None = None
+        self._mappable = False
+        """The catalog is on this node, and its page could be mapped as far as is known."""
+        self._looked = time.monotonic()
+        self.stopped = False
+        """There was no catalog when it was asked last."""
+        self._thread: threading.Thread | None = None
+        self._due = self._looked + RENEW_S
+        """When the session is to be renewed."""
         try:
-            self.topology = self.planner.call(PlannerCalls.topology(), CONTROL_TIMEOUT_S)
+            welcome = self.ask(CatalogCalls.hello(self.client, self.node))
         except RepositoryNotFoundError as exc:
             running = sorted(repositories(engine.actors()))
             found = f"; found {', '.join(map(repr, running))}" if running else "; found none in this cluster"
             raise RepositoryNotFoundError(f"expected a running repository named {repository!r}{found}") from exc
-        self.path = self.topology.path
-        self._refused: dict[str, int] = {}
-        """Name that is on its way -> the shard that refused it last."""
-        self._looked = time.monotonic()
-        self._heard = True
-        """The planner answered last time."""
-        self.stopped = False
-        """There was no planner when it was asked last."""
-        self._channels = ShardChannels(engine, repository, missing=RepositoryNotFoundError)
+        self.topology = welcome.topology
+        self.path = welcome.topology.path
+        self.metadata_bytes = welcome.metadata_bytes
+        self.nodes: dict[int, str] = dict(welcome.nodes)
+        """Shard -> its node, as it was known last."""
+        self._term = welcome.term
+        self._catalog_node = welcome.node
+        self._map(welcome.page)
         self.connections = Connections()
-        self._nearby = Nearby(self.planner, self.node, lambda shard, until: self.connection(shard, until).hello.node)
-        self.incarnations: dict[int, str] = {}
-        """Of the shards that answered when all were asked last."""
         self._greeted: set[int] = set()
         """Shards that may know this client, whether there still is a connection or not."""
-        self._lock = threading.Lock()
         self.at_renewal: Callable[[], None] = lambda: None
         """Called whenever the session was renewed."""
-        self.pins = Pins(self)
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.requests = Requests(self.client)
+        self.pins = Pins(self.client, self.opened, self.requests, self.ask)
+
+    # ---- the catalog ----------------------------------------------------------------------------------
+
+    def ask(self, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
+        """Ask the catalog, and wait; repeated while it restarts.
+
+        Args:
+            request: one of `CatalogCalls` that may be repeated.
+            timeout: seconds to wait in all.
+
+        Raises:
+            EngineStoppedError: the engine was shut down in this process.
+            RepositoryNotFoundError: the repository was stopped.
+            ShardUnavailableError, OperationTimeoutError: no catalog answered in time.
+            Exception: what the catalog raised.
+        """
+        return self._repeated(lambda left: self._asked(request).result(left), request, timeout, self._away)
+
+    def ask_aside(self, request: Request[_R], meanwhile: Callable[[], None]) -> _R:
+        """Ask as `ask` does, and do something else until the answer is waited for; what that raises is raised."""
+        answer = self._asked(request)
+        meanwhile()
+        try:
+            return answer.result(CONTROL_TIMEOUT_S)
+        except EngineStoppedError:
+            raise
+        except ShardUnavailableError:
+            return self.ask(request)
+
+    def _asked(self, request: Request[_R]) -> Answer[_R]:
+        self.opened.check()
+        return self.catalog.send(request)
+
+    def _away(self, error: TensorVineError) -> None:
+        """Note that the catalog does not answer: its next process knows no pins, and hears of this client soon."""
+        self.stopped = isinstance(error, RepositoryNotFoundError)
+        if not self.stopped:
+            with self._lock:
+                self._due = min(self._due, time.monotonic() + _CHANCE.uniform(0.0, JITTER_S))
+
+    def refresh(self, least_s: float = 0.0) -> None:
+        """Learn how the repository is made up now, unless that was learned less than `least_s` seconds ago."""
+        self.opened.check()
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked < least_s:
+                return
+            self._looked = now
+        try:
+            welcome = self.catalog.call(CatalogCalls.hello(self.client, self.node), LOOK_TIMEOUT_S)
+        except TensorVineError as exc:
+            self._away(exc)
+            log.log(logging.DEBUG if self.stopped else logging.WARNING, "no topology from the catalog: %s", exc)
+            return
+        self._take(welcome)
+
+    def _take(self, welcome: Welcome) -> None:
+        with self._lock:
+            known = self.topology
+            self.stopped = welcome.topology.started_by != known.started_by  # another one has its name now
+            if self.stopped or welcome.topology.version < known.version:
+                return
+            self.topology, self.nodes = welcome.topology, dict(welcome.nodes)
+            self._catalog_node = welcome.node
+        self._map(welcome.page)
+        self.connections.keep_only(welcome.topology.shards)
+        self._channels.keep_only(welcome.topology.shards)
+
+    # ---- the version page -----------------------------------------------------------------------------
+
+    def shows(self, name: str, counter: int) -> bool:
+        """Tell, without a message, whether the version page shows this counter of a name."""
+        page = self._page
+        return page is not None and page.value_of(name) == counter
+
+    def look_for_page(self, name: str) -> None:
+        """Map the version page of the present catalog, if that is on this node and none is mapped that holds."""
+        page = self._page
+        if self._mappable and (page is None or page.value_of(name) is None):
+            self.refresh(LOOK_S)
+
+    def _map(self, page: Page) -> None:
+        """Map the catalog's version page, where that can be."""
+        made: CounterView | None = None
+        self._mappable = self._catalog_node == self.node
+        if self._mappable:
+            try:
+                made = CounterView(page.pid, page.fd, page.file)
+            except (OSError, ShardUnavailableError) as exc:
+                self._mappable = False
+                log.info("the catalog's version page cannot be mapped, repeated loads ask it: %s", exc)
+        with self._lock:
+            former, self._page = self._page, made
+        if former is not None:
+            former.close()
 
     # ---- shards ---------------------------------------------------------------------------------------
 
@@ -114,77 +224,27 @@ class Session:
         """The shards that there are."""
         return self.topology.shards
 
-    @property
-    def staying(self) -> list[int]:
-        """Those that are not about to drain."""
-        topology = self.topology
-        return [shard for shard in topology.shards if shard not in topology.leaving]
+    def near(self, name: str = "", deadline: Deadline = NEVER) -> int:
+        """Return the shard that should hold bytes made here: one of this node, else any; the same for one name."""
+        for again in (False, True):
+            staying = self.topology.staying
+            maybe = [shard for shard in staying if self.nodes.get(shard, self.node) == self.node]
+            here = [shard for shard in maybe if self._is_here(shard, deadline)]
+            if here or again:
+                break
+            self.refresh(NEAR_S)
+        chosen = here or staying
+        return chosen[zlib.crc32(name.encode()) % len(chosen)]
 
-    def home(self, name: str) -> int:
-        """Return the shard that keeps the metadata of `name`; on its way, the one that did not refuse it last."""
-        topology = self.topology
-        home = topology.home(name)
-        if not topology.former:
-            return home
-        former = topology.former_home(name)
-        return home if self._refused.get(name) == former else former
-
-    def maker(self, serial: int) -> int:
-        """Return the shard that made a segment of this serial number."""
-        return self.topology.maker(serial)
-
-    def near(self, home: int | None = None, deadline: Deadline = NEVER) -> int:
-        """Return the shard that should hold bytes made here: the home if it is on this node, else one that is."""
-        return self._nearby.choose(home, self.staying, self.topology.version, deadline)
-
-    def moved(self, name: str, shard: int, error: MovedError, deadline: Deadline) -> None:
-        """Take note that a shard does not answer for a name, so that the next try goes elsewhere.
-
-        Raises:
-            OperationTimeoutError: there is no time for another try.
-        """
-        before = self.topology.version
-        self.refresh(error.version)
-        again = self._refused.get(name) == shard or (self.topology.version == before and not self.topology.former)
-        if self.topology.former:
-            self._refused[name] = shard
-        if again and not self._pause(MOVE_S, deadline):  # neither has it just now
-            raise OperationTimeoutError(f"{name!r}: expected its move to another shard to end in time; {error}")
-
-    def refresh(self, version: int | None = None) -> None:
-        """Learn the newest topology; with `version`, soon enough if this is known."""
-        self.opened.check()
-        with self._lock:
-            now = time.monotonic()
-            if version is not None and version <= self.topology.version and now - self._looked < LOOK_S:
-                return
-            self._looked = now
+    def _is_here(self, shard: int, deadline: Deadline) -> bool:
         try:
-            newest = self.planner.call(PlannerCalls.topology(), LOOK_TIMEOUT_S)
-        except TensorVineError as exc:
-            level = logging.WARNING if self._heard else logging.DEBUG
-            log.log(level, "no topology from the planner: %s", exc)
-            self._heard, self.stopped = False, isinstance(exc, RepositoryNotFoundError)
-            return
-        with self._lock:
-            self._heard, self.stopped = True, False
-            known = self.topology
-            if newest.version <= known.version or newest.started_by != known.started_by:  # another one has its name now
-                return
-            self.topology = newest
-            self._refused.clear()
-        self.connections.keep_only(newest.alive)
-        self._channels.keep_only(newest.alive)
+            return self.connection(shard, deadline).hello.node == self.node
+        except MovedError:  # it has left just now
+            return False
 
-    def at_home(self, name: str, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
-        """Call the shard that is home to `name`, wherever that moves; else as `call`."""
-        deadline = Deadline.after(timeout)
-        while True:
-            shard = self.home(name)
-            try:
-                return self.call(shard, request, deadline.left())
-            except MovedError as exc:
-                self.moved(name, shard, exc, deadline)
+    def is_staying(self, shard: int) -> bool:
+        """Tell whether a shard is there and not about to drain."""
+        return shard in self.topology.staying
 
     def connection(self, shard: int, deadline: Deadline = NEVER) -> Connection:
         """Return the connection to a shard's present incarnation, made anew when its process has ended.
@@ -197,117 +257,59 @@ class Session:
             return known
         return self._greet(shard, deadline)
 
-    def reopen(self, shard: int) -> None:
-        """Introduce this client again to a shard that has no session of it, if it ever was introduced there."""
-        if shard in self._greeted:
-            log.warning("client %s: its session at shard %d had expired; opening it again", self.client, shard)
-            self._greet(shard, NEVER)
-
     def _greet(self, shard: int, deadline: Deadline) -> Connection:
         timeout = deadline.left(CONTROL_TIMEOUT_S)
         self._greeted.add(shard)
         hello = self.call(shard, ShardCalls.hello(self.client, self.node, this_process()), timeout)
+        self.nodes[shard] = hello.node
         return self.connections.add(hello, near=hello.node == self.node)
 
-    def connect_all(self) -> None:
-        """Have a connection to every shard."""
-        for shard in self.topology.alive:
-            try:
-                self.connection(shard)
-            except MovedError:
-                log.debug("shard %d has drained just now", shard)
-
-    def call(self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> _R:
+    def call(
+        self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S, incarnation: int = 0
+    ) -> _R:
         """Call a shard and wait; a request that may be repeated is, while the shard is restarting.
 
         Args:
             shard: its index.
             request: one of `ShardCalls`.
             timeout: seconds to wait in all.
+            incarnation: process id of the shard, of which alone the call makes sense; 0: of any.
 
         Raises:
             EngineStoppedError: the engine was shut down in this process.
             RepositoryNotFoundError: the repository was stopped.
             ShardUnavailableError: the shard died; a call that changes something may or may not have happened.
-            MovedError: it drained, or does not answer for the name; nothing has happened.
+            MovedError: it has left the repository.
             OperationTimeoutError: no answer came in time.
         """
+
         deadline = Deadline.after(timeout)
-        before: TensorVineError | None = None
-        while True:
-            try:
-                return self.send(shard, request).result(deadline.left())
-            except EngineStoppedError:
-                raise
-            except OperationTimeoutError as exc:
-                if before is None:
-                    raise
-                raise OperationTimeoutError(f"{exc}; before that: {before}") from exc
-            except (ShardUnavailableError, RepositoryNotFoundError) as exc:
-                self.connections.drop(shard)
-                self._check_left(shard, exc)
-                if isinstance(exc, RepositoryNotFoundError):
-                    raise
-                if not request.remote.repeatable or not self._pause(RETRY_S, deadline):
-                    raise
-                before = exc
 
-    def broadcast(
-        self,
-        request: Request[_R],
-        timeout: float = CONTROL_TIMEOUT_S,
-        spoiled: Callable[[list[_R]], None] | None = None,
-        heard: Callable[[Sequence[Tag]], None] | None = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[_R]:
-        """Ask all shards the same at one time, and wait for all answers; repeated as in `call`.
+        def lost(error: TensorVineError) -> None:
+            self.lost(shard, error)
+            if incarnation and self.connection(shard, deadline).hello.pid != incarnation:
+                raise ShardUnavailableError(f"shard {shard}: expected it to run on; it has restarted") from error
 
-        Args:
-            request: one of `ShardCalls` that may be repeated.
-            timeout: seconds to wait in all.
-            spoiled: told answers that do not count, for names were on their way.
-            heard: told how things stood whenever all have answered.
-            meanwhile: called while the shards are at it, whenever they are asked; it must not raise.
+        return self._repeated(lambda left: self.send(shard, request).result(left), request, timeout, lost)
+
+    def lost(self, shard: int, error: TensorVineError) -> None:
+        """Drop the connection to a shard that did not answer; tell one that died from one that has left.
+
+        Raises:
+            MovedError: it has left.
+            RepositoryNotFoundError: the repository was stopped.
         """
-        deadline = Deadline.after(timeout)
-        while True:
-            topology = self.topology
-            try:
-                question = ShardCalls.gathered(request.remote.name, request.arguments)
-                told = self.call_each(dict.fromkeys(topology.alive, question), deadline.left(), meanwhile)
-                tags = [tag for tag, _ in told]
-                if heard is not None:
-                    heard(tags)
-                self.incarnations = {tag.shard: tag.incarnation for tag in tags}
-                if self._fits(topology, tags, deadline):
-                    return [answer for _, answer in told]
-                if spoiled is not None:
-                    spoiled([answer for _, answer in told])
-                newest = max(tag.version for tag in tags)
-            except MovedError as exc:
-                newest = exc.version
-            self.refresh(newest)
-            if not self._pause(MOVE_S, deadline):
-                what = f"{request.remote.name}: expected all shards to answer while names move"
-                raise OperationTimeoutError(f"{what}; they did not in time")
+        self.connections.drop(shard)
+        self.refresh()
+        if self.stopped:
+            raise RepositoryNotFoundError(f"{self.repository!r}: expected it to run; it was stopped") from error
+        if shard not in self.topology.shards:
+            raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
 
-    def _fits(self, topology: Topology, tags: list[Tag], deadline: Deadline) -> bool:
-        """Tell whether answers were given at one time, with all names in their places."""
-        if any(tag.sending or tag.version > topology.version for tag in tags):
-            return False
-        if not topology.former:
-            return True
-        return self.call_each(dict.fromkeys(topology.alive, ShardCalls.tag()), deadline.left()) == tags
-
-    def call_each(
-        self, requests: Mapping[int, Request[_R]], timeout: float, meanwhile: Callable[[], None] | None = None
-    ) -> list[_R]:
-        """Call several shards at once, each as `call` does, and wait for all answers; call `meanwhile` in between."""
+    def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]:
+        """Call several shards at once, each as `call` does, and wait for all answers."""
         deadline = Deadline.after(timeout)
         sent = {shard: self.send(shard, request) for shard, request in requests.items()}
-        if meanwhile is not None:
-            meanwhile()
-            deadline = Deadline.after(timeout)  # what is done meanwhile takes no time from the answers
         answers: list[_R] = []
         for shard, answer in sent.items():
             try:
@@ -315,75 +317,128 @@ class Session:
             except EngineStoppedError:
                 raise
             except (ShardUnavailableError, RepositoryNotFoundError) as exc:
-                self.connections.drop(shard)
-                self._check_left(shard, exc)
+                self.lost(shard, exc)
                 answers.append(self.call(shard, requests[shard], deadline.left()))
         return answers
 
+    def call_all(self, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S) -> list[_R]:
+        """Call all shards at once, as `call_each` does."""
+        deadline = Deadline.after(timeout)
+        while True:
+            try:
+                return self.call_each(dict.fromkeys(self.topology.shards, request), deadline.left())
+            except MovedError:  # one has left just now
+                deadline.left_for(f"{self.repository!r}: {request.remote.name}")
+
     def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]:
         """Ask each shard once, and give what it answered, or why it did not within `timeout` seconds in all."""
-        deadline, version = Deadline.after(timeout), self.topology.version
-        question = ShardCalls.gathered(request.remote.name, request.arguments)
-        sent = {shard: _tried(partial(self.send, shard, question)) for shard in self.topology.alive}
+        deadline = Deadline.after(timeout)
+        sent = {shard: _tried(partial(self.send, shard, request)) for shard in self.topology.shards}
         found: dict[int, _R | TensorVineError] = {}
         for shard, answer in sent.items():
             told = answer if isinstance(answer, TensorVineError) else _tried(partial(answer.result, deadline.left()))
-            if isinstance(told, TensorVineError):
-                version = -1
-                if not isinstance(told, OperationTimeoutError):
-                    self.connections.drop(shard)
-            elif told[0].version > version:
-                version = -1
-            found[shard] = told if isinstance(told, TensorVineError) else told[1]
-        if version < 0:
-            self.refresh()  # a shard may have drained, or joined
-        return {shard: told for shard, told in found.items() if shard in self.topology.alive}
+            if isinstance(told, TensorVineError) and not isinstance(told, OperationTimeoutError):
+                self.connections.drop(shard)
+            found[shard] = told
+        if any(isinstance(told, TensorVineError) for told in found.values()):
+            self.refresh()  # a shard may have left
+        return {shard: told for shard, told in found.items() if shard in self.topology.shards}
 
     def send(self, shard: int, request: Request[_R]) -> Answer[_R]:
         """Call a shard, and do not wait."""
         self.opened.check()
         return self._channels[shard].send(request)
 
-    # ---- heartbeat ------------------------------------------------------------------------------------
+    def _repeated(
+        self,
+        call: Callable[[float], _R],
+        request: Request[_R],
+        timeout: float,
+        lost: Callable[[TensorVineError], None],
+    ) -> _R:
+        """Make a call until it is answered; `lost` is told of each failure, and ends the tries by what it raises."""
+        deadline, pauses = Deadline.after(timeout), Backoff(*RETRY_S)
+        before: TensorVineError | None = None
+        while True:
+            try:
+                return call(deadline.left())
+            except EngineStoppedError:
+                raise
+            except OperationTimeoutError as exc:
+                if before is None:
+                    raise
+                raise OperationTimeoutError(f"{exc}; before that: {before}") from exc
+            except (ShardUnavailableError, RepositoryNotFoundError) as exc:
+                lost(exc)
+                if isinstance(exc, RepositoryNotFoundError) and self.stopped:
+                    raise
+                pause = pauses.next() * _CHANCE.uniform(0.5, 1.0)
+                if not request.remote.repeatable or pause > deadline.left() or self._closing.wait(pause):
+                    raise
+                before = without_frames(exc)
 
-    def keep_alive(self) -> None:
-        """Have the session renewed from now on."""
+    # ---- requests -------------------------------------------------------------------------------------
+
+    def number(self) -> Numbered:
+        """Number a request, and have the session renewed from now on, so that it is declared while it is open."""
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
                 self._thread.start()
+        return self.requests.begin()
+
+    def abort(self, request: RequestNumber) -> None:
+        """Have a request end at the catalog and at all shards that may have memory of it; does not wait.
+
+        Where a message is lost, the next renewal says that the request is over.
+        """
+        with contextlib.suppress(TensorVineError):
+            self.catalog.post(CatalogCalls.abort(request))
+        for shard in [shard for shard in list(self._greeted) if shard in self.topology.shards]:
+            with contextlib.suppress(TensorVineError):
+                self._channels[shard].post(ShardCalls.abort(request))
+
+    def give_up(self, numbered: Numbered) -> None:
+        """End a request that came to nothing, as `abort` does."""
+        self.requests.end(numbered)
+        self.abort(numbered.request)
+
+    # ---- heartbeat ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session: the shards drop its pins and unfinished saves at once. Does nothing in a forked child."""
+        """End the session: its pins and unfinished saves are dropped at once. Does nothing in a forked child."""
         if self.opened.closed:
             return
         self._closing.set()
         self.pins.wake()
         if self._thread is not None:
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=LOOK_TIMEOUT_S)
         if not self.opened.close():  # another thread closed it meanwhile
             return
         farewells: list[Answer[None]] = []
-        alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
-        for shard in alive if self.topology.version else alive & self._greeted:
+        with contextlib.suppress(TensorVineError):
+            farewells.append(self.catalog.send(CatalogCalls.goodbye(self.client)))
+        for shard in [shard for shard in self.topology.shards if shard in self._greeted]:
             with contextlib.suppress(TensorVineError):
                 farewells.append(self._channels[shard].send(ShardCalls.goodbye(self.client)))
         for farewell in farewells:
             with contextlib.suppress(TensorVineError):  # the session lapses by itself
-                farewell.result(2.0)
-        channels = (self._channels, self.planner)
+                farewell.result(FAREWELL_S)
+        if self._page is not None:
+            self._page.close()
+        channels = (self._channels, self.catalog, self.planner)
         close_all(f"client {self.client}", lambda: self.connections.keep_only(()), *(one.close for one in channels))
 
     def _housekeep(self) -> None:
-        renewed, quiet = time.monotonic(), False
+        quiet = False
         while not self._closing.is_set():
             try:
                 self.pins.wait(TICK_S, self._closing)
+                for request in self.requests.given_up():
+                    self.abort(request)
                 self.pins.tidy()
-                if time.monotonic() - renewed >= RENEW_S:
-                    renewed = time.monotonic()
-                    self.pins.renew(RENEW_S)
-                    self.at_renewal()
+                if time.monotonic() >= self._due:
+                    self._renew()
                     quiet = False
             except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed
                 level = logging.DEBUG if quiet else logging.WARNING
@@ -392,24 +447,42 @@ class Session:
             except Exception:
                 log.exception("housekeeping of client %s failed; retrying in %s s", self.client, TICK_S)
 
-    # ---- within ---------------------------------------------------------------------------------------
-
-    def _pause(self, seconds: float, deadline: Deadline) -> bool:
-        """Pause before the next try; False: there is no time for one."""
-        return Backoff(seconds, seconds, self._closing).wait(deadline)
-
-    def _check_left(self, shard: int, error: TensorVineError) -> None:
-        """Tell a shard that died from one that drained, and from a repository that is no more.
+    def _renew(self) -> None:
+        """Renew the session, and pin again what a catalog does not know.
 
         Raises:
-            MovedError: it drained.
-            RepositoryNotFoundError: the repository was stopped.
+            TensorVineError: the catalog or a shard did not answer; the others were renewed.
         """
-        self.refresh()
-        if self.stopped:
-            raise RepositoryNotFoundError(f"{self.repository!r}: expected it to run; it was stopped") from error
-        if shard not in self.topology.alive:  # it answered for nothing any more: what it was asked has not happened
-            raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
+        with self._lock:
+            self._due = time.monotonic() + RENEW_S
+        declared = self.requests.declared()
+        failed = self._renew_at_shards(declared)
+        renewed = self.ask(CatalogCalls.renew(self.client, declared), RENEW_S)
+        if renewed.term != self._term or not renewed.known:
+            self.pins.pin_again(RENEW_S)
+            self._term = renewed.term
+        if renewed.topology_version != self.topology.version:
+            self.refresh()
+        self.at_renewal()
+        if failed is not None:
+            raise failed
+
+    def _renew_at_shards(self, declared: Declared) -> TensorVineError | None:
+        """Declare what is open to all shards that may have memory of this client; return why one did not answer."""
+        shards = [shard for shard in self.topology.shards if shard in self._greeted]
+        sent = {shard: self.send(shard, ShardCalls.renew(self.client, declared)) for shard in shards}
+        deadline, failed = Deadline.after(RENEW_S), None
+        for shard, answer in sent.items():
+            try:
+                if not answer.result(deadline.left()):
+                    log.warning("client %s: shard %d did not know its session; opening it again", self.client, shard)
+                    self._greet(shard, deadline)
+            except MovedError:
+                self._greeted.discard(shard)
+            except TensorVineError as exc:
+                self.connections.drop(shard)
+                failed = without_frames(exc)
+        return failed
 
 
 def _tried(ask: Callable[[], _R]) -> _R | TensorVineError:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...store.shard import ShardStats
+from ..rpc.catalog_messages import CatalogStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryStats:
-    """Statistics of a repository, in total and per shard."""
+    """Statistics of a repository: in total, of the catalog (the actor that keeps all metadata), and of each shard."""
 
     models: int
     """Number of versions. Retired versions do not count."""
@@ -20,16 +21,19 @@ class RepositoryStats:
     """Size of the tensors in memory, in bytes, without padding."""
     bytes_disk: int
     """Size of the segment files on disk, in bytes. The segment files contain the tensors."""
+    catalog: CatalogStats
+    """Statistics of the catalog."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
 
     @classmethod
-    def of(cls, shards: Sequence[ShardStats]) -> RepositoryStats:
-        """Create the statistics of a repository from the statistics of its shards."""
+    def of(cls, catalog: CatalogStats, shards: Sequence[ShardStats]) -> RepositoryStats:
+        """Create the statistics of a repository from the statistics of its catalog and its shards."""
         return cls(
-            models=sum(s.models for s in shards),
+            models=catalog.models,
             tensors=sum(s.tensors for s in shards),
             bytes_memory=sum(s.bytes_memory for s in shards),
             bytes_disk=sum(s.bytes_disk for s in shards),
+            catalog=catalog,
             shards=tuple(shards),
         )

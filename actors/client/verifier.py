@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...store.errors import ModelNotFoundError, MovedError, TensorVineError
+from ...store.errors import ModelLostError, ModelNotFoundError, MovedError, OperationTimeoutError, TensorVineError
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
-from ...store.shard import UnreadFile
 from ...store.versions.manifest import TensorEntry, decode_body
+from ...store.waiting import Backoff, Deadline
+from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import Located, UnreadFile
 from ..shard.calls import ShardCalls
 from .lineage import Lineage
 from .session import Session
+
+
+AGAIN_S = (0.05, 1.0)
+"""Shortest and longest pause before the catalog is asked again where segments are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,7 @@ class Verifier:
 
     def unreadable(self) -> list[UnreadFile]:
         """List the files that no start could read, sorted."""
-        found = {file.file: file for part in self._session.broadcast(ShardCalls.unreadable()) for file in part}
-        return [found[name] for name in sorted(found)]
+        return sorted(self._session.ask(CatalogCalls.unreadable()), key=lambda unread: unread.file)
 
     def unread(self, ref: ModelRef | None = None) -> list[Problem]:
         """Say of a version, or of all files, that a start could not read it."""
@@ -57,18 +62,28 @@ class Verifier:
 
     def check(self, ref: ModelRef, timeout: float) -> list[Problem]:
         """Check a version's manifest, owners and tensors; a version that is retired meanwhile has no problems."""
-        session = self._session
         try:
-            table = decode_body(session.at_home(ref.name, ShardCalls.body(session.client, ref)), ref)
-            texts = self._owners(ref, table)
-            if session.path is not None:
-                texts += session.at_home(ref.name, ShardCalls.check_manifest(session.client, ref), timeout)
-            texts += self._tensors(table, timeout)
+            texts = self._checked(ref, Deadline.after(timeout))
         except ModelNotFoundError:
             return []
         except TensorVineError as exc:
             texts = [str(exc)]
         return [Problem(ref, text) for text in texts]
+
+    def _checked(self, ref: ModelRef, deadline: Deadline) -> list[str]:
+        session, pauses, what = self._session, Backoff(*AGAIN_S), f"verify of {ref}"
+        while True:
+            left = deadline.left_for(what)
+            located = session.ask(CatalogCalls.locate(session.client, ref.name, ref.version, None), left)
+            table = decode_body(located.body or b"", ref)
+            texts = self._owners(ref, table)
+            if session.path is not None:
+                texts += session.ask(CatalogCalls.check_manifest(session.client, ref), deadline.left_for(what))
+            try:
+                return texts + self._tensors(table, located, deadline.left_for(what))
+            except (ModelLostError, MovedError) as exc:  # they are elsewhere by now
+                if not pauses.wait(deadline):
+                    raise OperationTimeoutError(f"{what}: expected its tensors to stay where they are; {exc}") from exc
 
     def _owners(self, ref: ModelRef, table: Mapping[str, TensorEntry]) -> list[str]:
         """Whoever wrote a tensor must be an ancestor, as far as these can be read."""
@@ -82,16 +97,10 @@ class Verifier:
             if entry.owner is not None and entry.owner not in line
         ]
 
-    def _tensors(self, table: Mapping[str, TensorEntry], timeout: float) -> list[str]:
+    def _tensors(self, table: Mapping[str, TensorEntry], located: Located, timeout: float) -> list[str]:
         names: dict[int, dict[SegmentId, dict[int, str]]] = {}
         for name, entry in table.items():
-            names.setdefault(self._session.topology.where(entry.segment), {}).setdefault(entry.segment, {})[
-                entry.slot
-            ] = name
+            shard, _ = located.places[entry.segment]
+            names.setdefault(shard, {}).setdefault(entry.segment, {})[entry.slot] = name
         requests = {shard: ShardCalls.check_tensors(part) for shard, part in names.items()}
-        try:
-            found = self._session.call_each(requests, timeout)
-        except MovedError as exc:  # a shard has drained just now
-            self._session.refresh(exc.version)
-            return self._tensors(table, timeout)
-        return [text for texts in found for text in texts]
+        return [text for texts in self._session.call_each(requests, timeout) for text in texts]

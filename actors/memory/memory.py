@@ -258,7 +258,12 @@ class MemoryView:
         start = PAGE_BYTES + part.offset
         block = np.frombuffer(self._readable[start : start + part.length], np.uint8)
         block = self._locks.guard(block, part)
-        return block if bytes(self._readable[start - HEADER_BYTES : start]) == header else None
+        return block if self.header(part) == header else None
+
+    def header(self, part: Part) -> bytes:
+        """Return what stands in front of a part; whoever has it locked sees what was written last."""
+        start = PAGE_BYTES + part.offset
+        return bytes(self._readable[start - HEADER_BYTES : start])
 
     def close(self) -> None:
         """Let the shard's process go. The memory is unmapped when the last array on it goes."""

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from cachetools import LRUCache
@@ -32,7 +32,6 @@ class FilesTransport:
 
     Args:
         path: the repository's; None: it has none.
-        makers: serial number of a segment -> the shard that made it.
     """
 
     name = "files"
@@ -40,9 +39,8 @@ class FilesTransport:
     exact = False
     automatic = False
 
-    def __init__(self, path: str | None, makers: Callable[[int], int]) -> None:
+    def __init__(self, path: str | None) -> None:
         self._path = path
-        self._makers = makers
         self._archive: Archive | None = None
         self._names: dict[SegmentId, list[StoredFile]] = {}
         self._open: LRUCache[SegmentId, SegmentFile] = LRUCache(OPEN_FILES)
@@ -114,5 +112,5 @@ class FilesTransport:
         if self._archive is None:
             if self._path is None:
                 raise StorageError("files transport: expected a repository with path=; found one without it")
-            self._archive = Archive(self._path, self._makers, create=False)
+            self._archive = Archive(self._path, 1, create=False)
         return self._archive

@@ -33,3 +33,13 @@ def header_of(segment: SegmentId, generation: int) -> bytes:
     """
     shard, serial = segment
     return _FORMAT.pack(_MAGIC, shard, serial & _HALF, serial >> 64, generation & _HALF)
+
+
+def generation_in(header: bytes, segment: SegmentId) -> int | None:
+    """Return the generation that a header of a segment names; None: it is another one's, or nobody's.
+
+    >>> generation_in(header_of((0, 5), 7), (0, 5)), generation_in(header_of((0, 6), 7), (0, 5))
+    (7, None)
+    """
+    generation = _FORMAT.unpack(header)[4]
+    return generation if header == header_of(segment, generation) else None

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +60,9 @@ class Fetcher:
 
     Args:
         transports: the preferred one first.
-        where: segment -> the shard that holds it.
     """
 
-    def __init__(self, transports: Sequence[Transport], where: Callable[[SegmentId], int]) -> None:
-        self._where = where
+    def __init__(self, transports: Sequence[Transport]) -> None:
         self._transports = {transport.name: transport for transport in transports}
         self._selector = TransferSelector()
         self._here: dict[SegmentId, _Here] = {}
@@ -81,12 +79,13 @@ class Fetcher:
         return [transport.name for transport in self._transports.values() if transport.automatic]
 
     def carried(
-        self, entries: Mapping[str, TensorEntry], wish: Wish
+        self, entries: Mapping[str, TensorEntry], where: Mapping[SegmentId, int], wish: Wish
     ) -> tuple[dict[SegmentId, Received], dict[str, int]]:
         """Bring tensors.
 
         Args:
-            entries: name -> where it is.
+            entries: name -> what.
+            where: segment -> the shard that has it.
             wish: how.
 
         Returns:
@@ -102,7 +101,7 @@ class Fetcher:
         by_shard: dict[int, dict[str, TensorEntry]] = {}
         for name, entry in entries.items():
             if entry.segment not in found:
-                by_shard.setdefault(self._where(entry.segment), {})[name] = entry
+                by_shard.setdefault(where[entry.segment], {})[name] = entry
         moved: dict[str, int] = {}
         for shard, missing in by_shard.items():
             nbytes = sum(entry.nbytes for entry in missing.values())

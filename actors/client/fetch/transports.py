@@ -38,6 +38,8 @@ from .group_transport import GroupTransport
 
 AUTO = "auto"
 SHARED = "shared"
+REACH_S = 10.0
+"""How long a shard may take to start again; then the catalog may know another one that has the bytes."""
 
 
 class Transport(Protocol):
@@ -90,7 +92,7 @@ def far_transports(session: Session) -> list[Transport]:
         SocketTransport(session),
         ObjectStoreTransport(session),
         *groups,
-        FilesTransport(session.path, session.maker),
+        FilesTransport(session.path),
     ]
 
 
@@ -118,31 +120,26 @@ class SharedMemoryTransport:
         while missing := {s: slots for s, slots in _listed(places).items() if s not in found}:
             left = deadline.left_for(what)
             blocks = self._session.call(shard, ShardCalls.blocks(missing), left)
-            locked = {segment: self.lock(segment, block, deadline) for segment, block in blocks.items()}
+            locked = {segment: self.lock(segment, block) for segment, block in blocks.items()}
             found |= {s: _received(blocks[s], places[s], array) for s, array in locked.items() if array is not None}
         return found
 
-    def lock(self, segment: SegmentId, block: Block, deadline: Deadline = NEVER) -> np.ndarray | None:
+    def lock(self, segment: SegmentId, block: Block) -> np.ndarray | None:
         """Return a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
 
-        Raises:
-            TensorVineError: its shard cannot be reached by then.
+        No message is sent: a shard to which there is no connection has nothing here.
         """
         if isinstance(block.handle, bytes):
             return np.frombuffer(block.handle, np.uint8)
         key = (segment, block.generation)
         mapped = self._mapped.get(key)
         if mapped is None:
-            view = self._session.connection(block.shard, deadline).view
+            connection = self._session.connections.present(block.shard)
+            view = connection.view if connection is not None else None
             mapped = view.read(block.handle, header_of(segment, block.generation)) if view is not None else None
             if mapped is not None:
                 self._mapped[key] = mapped
         return mapped
-
-    def shows(self, shard: int, epoch: int) -> bool:
-        """Tell whether a shard still runs, and its version page shows this epoch."""
-        connected = self._session.connections.present(shard)
-        return connected is not None and connected.epoch() == epoch
 
     def close(self) -> None:
         """Do nothing: the session owns the maps."""
@@ -164,7 +161,7 @@ class SocketTransport:
 
     def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether the shard has a TCP server."""
-        return self._session.connection(shard, deadline).hello.tcp_address is not None
+        return self._session.connection(shard, deadline.sooner(REACH_S)).hello.tcp_address is not None
 
     def blocks(
         self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
@@ -189,7 +186,7 @@ class SocketTransport:
             client.close()
 
     def _address(self, shard: int, deadline: Deadline, what: str) -> Address:
-        tcp_address = self._session.connection(shard, deadline).hello.tcp_address
+        tcp_address = self._session.connection(shard, deadline.sooner(REACH_S)).hello.tcp_address
         if tcp_address is None:
             raise ShardUnavailableError(f"{what}: expected a TCP server in shard {shard}; found none")
         return tcp_address

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 
 from ....store.errors import OperationTimeoutError, without_frames
-from ....store.holders import Save
 from ....store.waiting import Deadline
 from ...engine.opened import Opened
+from ..requests import Numbered
 from .request import Saved
 
 LATE_S = 30.0
@@ -34,21 +34,21 @@ class PendingSave:
     Args:
         name: Name of the model.
         deadline: Deadline of the save.
-        abort: Function that asks the shards to release the memory and pins of a save, without waiting for answers.
+        give_up: Function that ends a request at the catalog and the shards, without waiting for answers.
     """
 
-    def __init__(self, name: str, deadline: Deadline, abort: Callable[[Save], None]) -> None:
+    def __init__(self, name: str, deadline: Deadline, give_up: Callable[[Numbered], None]) -> None:
         self._name = name
         self._opened = Opened(f"save of {name!r}")
         self._deadline = deadline
-        self._abort = abort
+        self._end = give_up
         self._lock = threading.Lock()
         """Guards what a save may still become: given up, or committed."""
         self._begun = self._given_up = self._commits = False
         self._staged, self._ended = _Mark(), _Mark()
         self._is_staged = False
-        self.save: Save | None = None
-        """Under which shards know it, as soon as one may have been asked for something."""
+        self.numbered: Numbered | None = None
+        """Its number, as soon as anybody may have been asked for something."""
         self.ended_at = 0.0
         """When it ended, by `time.perf_counter`; 0 before that."""
         self._saved: Saved | None = None
@@ -109,8 +109,8 @@ class PendingSave:
             commits = self._commits
         if commits:
             self._ended.wait(self._deadline.left() + LATE_S)
-        elif self.save is not None and not self.done():
-            self._abort(self.save)
+        elif self.numbered is not None and not self.done():
+            self._end(self.numbered)
 
     # ---- for the thread that carries the save out -----------------------------------------------------
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ....store.arrays import as_bytes
 from ....store.errors import TensorMismatchError
-from ....store.holders import Save
+from ....store.holders import Request
 from ....store.segments.arena import Part
 from ....store.waiting import Deadline
 from ...shard.calls import ShardCalls
@@ -38,7 +38,7 @@ class Place:
     """A tensor's place in a shard's memory. It may be sent to other processes."""
 
     shard: int
-    save: Save
+    save: Request
     part: Part
     offset: int
     """In the part."""

@@ -1,4 +1,4 @@
-"""What a save is asked for, and what can be said of it without asking a shard.
+"""What a save is asked for, and what can be said of it without asking anybody.
 
 Rules
 - A request is checked when it is made, and nothing of it changes after that.
@@ -18,13 +18,9 @@ from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.bounds import jsontext
 from ....store.errors import CorruptDataError, GraphError, OptionError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
-from ....store.holders import Save
 from ....store.refs import Model, ModelRef, check_name, split_ref
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
-from ...rpc.channel import Answer
-from ...rpc.messages import Begun
-from ..pins import Asked
 from .place import Place
 
 PROBE_BYTES = 4096
@@ -51,23 +47,6 @@ class Saved:
     """Bytes of the tensors that the new version shares with its ancestors."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Announced:
-    """A save that is to come: its parent is pinned meanwhile, and memory granted for what it will probably write."""
-
-    save: Save
-    lengths: list[int]
-    """Of the blocks that memory is granted for."""
-    shard: int
-    """Which was asked."""
-    begun: Answer[Begun]
-    """Its answer."""
-    asked: Asked
-    """Aborts the save when this is garbage."""
-    graph_key: bytes | None = None
-    """Of the graph that was brought ahead."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
     """A checked call of `Repository.save`."""
@@ -85,8 +64,6 @@ class SaveRequest:
     """Of all of it, from when it was asked for: what it waits for earlier saves counts."""
     durable: bool = False
     """On disk before it is committed."""
-    announced: Announced | None = None
-    """What was asked ahead for this save; `parent` is its parent."""
     bring: Bring | None = None
     """Has other processes bring the tensors; `arrays` are like them. All is written: `inherit` is None."""
 
@@ -105,7 +82,6 @@ class SaveOptions(TypedDict, total=False):
     metadata: Mapping[str, object] | None
     durability: str
     timeout: float
-    announced: Announced | None
     bring: Bring | None
 
 
@@ -121,7 +97,6 @@ def requested(
     metadata: Mapping[str, object] | None = None,
     durability: str = "memory",
     timeout: float = 60.0,
-    announced: Announced | None = None,
     bring: Bring | None = None,
 ) -> SaveRequest:
     """Check what a save was asked for.
@@ -149,7 +124,6 @@ def requested(
         recipe=recipe,
         deadline=Deadline.after(timeout),
         durable=durability == "disk",
-        announced=announced,
         bring=bring,
     )
 

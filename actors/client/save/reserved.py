@@ -12,12 +12,11 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import count
 
 from ....store.errors import MovedError, TensorVineError, without_frames
-from ....store.holders import Save
 from ....store.segments.arena import Part
 from ...shard.calls import ShardCalls
+from ..requests import Numbered
 from ..session import Session
 from .pending import PendingSave
 from .request import SaveRequest, to_write
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 class _Reserved:
     """Memory of a shard that waits for a save."""
 
-    save: Save
+    numbered: Numbered
     shard: int
     incarnation: int
     """Process id of the shard."""
@@ -50,7 +49,6 @@ class ReservedMemory:
     def __init__(self, session: Session, helper: ThreadPoolExecutor) -> None:
         self._session = session
         self._helper = helper
-        self._serial = count(1)
         self._waiting: _Reserved | None = None
         self._lock = threading.Lock()
         session.at_renewal = self.spare
@@ -66,9 +64,9 @@ class ReservedMemory:
             reserved = self._waiting
             if reserved is None or reserved.lengths != announce(arrays):
                 return None
-            pending.save = reserved.save
+            pending.numbered = reserved.numbered
             self._waiting = None
-        if reserved.shard not in self._session.staying:  # it drains
+        if not self._session.is_staying(reserved.shard):
             self._give_back(reserved)
             return None
         try:
@@ -80,15 +78,16 @@ class ReservedMemory:
         upload = Upload(
             self._session,
             reserved.shard,
-            save=reserved.save,
+            numbered=reserved.numbered,
             deadline=deadline,
             what=what,
             helper=self._helper,
+            check=pending.check,
             granted=list(reserved.offsets),
             granter=reserved.incarnation,
         )
         try:
-            upload.write(arrays, True)
+            upload.write(arrays)
             copies = upload.copies(arrays)
         except MovedError:  # it has drained meanwhile
             self._give_back(reserved)
@@ -111,15 +110,17 @@ class ReservedMemory:
             old, self._waiting = self._waiting, None
         if old is not None:
             self._give_back(old)
-        near = self._session.near(self._session.home(request.name))
+        near = self._session.near(request.name)
         connection = self._session.connection(near)
         if not lengths or connection.view is None:
             return
-        save = Save(self._session.client, next(self._serial), ahead=True)
+        numbered = self._session.number()
         incarnation = connection.hello.pid
         try:
-            offsets = self._session.call(near, ShardCalls.reserve(self._session.client, save, lengths))
+            asked = ShardCalls.reserve(self._session.client, numbered.request, lengths)
+            offsets = self._session.call(near, asked)
             if not offsets:
+                self._session.requests.end(numbered)
                 log.info(
                     "no room to reserve memory for the next save of %r; it is staged in this process", request.name
                 )
@@ -127,10 +128,10 @@ class ReservedMemory:
             for offset, length in zip(offsets, lengths, strict=True):
                 connection.view.part(Part(offset, length))
         except BaseException:  # the shard may have reserved it, or do so later
-            self._session.pins.abort(save, [near])
+            self._session.give_up(numbered)
             raise
         with self._lock:
-            self._waiting = _Reserved(save, near, incarnation, lengths, offsets)
+            self._waiting = _Reserved(numbered, near, incarnation, lengths, offsets)
 
     def spare(self) -> None:
         """Give the memory that waits for a save back, if others wait for it."""
@@ -152,4 +153,4 @@ class ReservedMemory:
         self._give_back(reserved)
 
     def _give_back(self, reserved: _Reserved) -> None:
-        self._session.pins.abort(reserved.save, [reserved.shard])
+        self._session.give_up(reserved.numbered)

@@ -1,62 +1,68 @@
-"""Saving: having it begun at the shard, staging what is to be written, committing it.
+"""Saving: staging what is to be written, and committing it by the shard of this node.
 
 Rules
-- A save reads the caller's tensors until it is staged, and never after.
+- A save reads the caller's tensors until it is staged, and never after, unless its caller waits for the commit.
 - Where the shard is on this node, tensors are copied into its memory, once, and stay there; the shard hashes them
   meanwhile. One on another node fetches them from where they lie (`offer`).
-- A save that is to come can be announced: its first question is answered, and its graph read by the shard, while its
-  caller does something else.
-- Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or by the shard
-  when this process has died.
+- A client that knows the parent does not ask for it: the catalog refuses a commit by what is so no longer. Then, and
+  where the parent is not known well enough to compare with it, the save begins: its parent is pinned, and stays the
+  parent if there is a later version by then.
+- Nothing is visible before the commit, and what a failed save staged is dropped: by its own word, or when its number is
+  declared over, or when this process has died.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import count
 
-import numpy as np
-
-from ....store.errors import GraphError, MovedError, ShardUnavailableError, StoreFullError, TensorVineError
-from ....store.holders import Lease, Save
-from ....store.refs import ModelRef
+from ....store.errors import (
+    ModelNotFoundError,
+    MovedError,
+    ShardUnavailableError,
+    StoreFullError,
+)
+from ....store.graphs.graph import ModelGraph
+from ....store.holders import Lease
+from ....store.segments.segment import Label
 from ....store.versions.architectures import Architecture
-from ....store.versions.manifest import check_metadata, encode_body, slots_of
+from ....store.versions.manifest import TensorEntry, check_metadata, encode_body, slots_of
+from ....store.versions.slots import packed_slots
 from ....store.versions.version import Draft
 from ....store.waiting import Deadline
 from ...memory.workers import Workers
-from ...rpc.messages import Beginning, Begun
+from ...rpc.catalog_calls import CatalogCalls
+from ...rpc.catalog_messages import Beginning, Committed, Refused
+from ...rpc.messages import Filled, Handed
 from ...shard.calls import ShardCalls
+from ...shard.segment_memory import INLINE_BYTES
 from ..catalog import Catalog
-from ..pins import Asked
 from ..reader import Reader
-from ..session import CONTROL_TIMEOUT_S, Session
-from .inheritance import Inheritance, Plan
+from ..requests import Numbered
+from ..session import Session
+from .inheritance import Inheritance, Parent, Plan, UnknownError
 from .pending import PendingSave
-from .request import Announced, Saved, SaveRequest, to_write
+from .request import Saved, SaveRequest
 from .reserved import ReservedMemory
-from .upload import Upload, announce
+from .upload import Upload
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""How much longer than its shard a saver waits: the shard knows why the disk, or another shard, is late."""
+"""How much longer than its shard a saver waits: the shard knows why the catalog, or another shard, is late."""
 GREET_S = 5.0
 """How long a client that came waits for the shard of its node; a save that comes then asks anew."""
 
 
 class Saver:
-    """Carries out saves of one client, one at a time, in the order they were asked for."""
+    """Carries out saves of one client."""
 
     def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
         self._session = session
         self._catalog = catalog
         self._inheritance = Inheritance(session, catalog, reader)
-        self._serial = count(1)
         self._helper = Workers(1, thread_name_prefix="tensorvine-copy")
         self.reserved = ReservedMemory(session, self._helper)
         self._filled: int | None = None
@@ -83,310 +89,247 @@ class Saver:
         connection = self._session.connections.present(self._filled) if self._filled is not None else None
         return connection is not None and connection.view is not None and connection.view.map_ahead()
 
-    def announce(
-        self,
-        name: str,
-        parent: tuple[str, int | None] | None,
-        arrays: Mapping[str, np.ndarray],
-        architecture: Architecture | None = None,
-    ) -> Announced:
-        """Begin a save that is to come, without waiting: `SaveRequest.announced` takes it up, `withdraw` ends it.
-
-        Args:
-            name: of the model.
-            parent: name and version; None: the latest version of `name`, if there is one.
-            arrays: like those that will probably be written, in the graph's order.
-            architecture: the graph that will probably be saved, and its recipe; None: that is not known yet.
-
-        Raises:
-            TensorVineError: it cannot be sent.
-        """
-        self._session.keep_alive()
-        save = Save(self._session.client, next(self._serial))
-        own = Asked(save, self._session.pins)
-        shard = self._session.home(parent[0] if parent is not None else name)
-        deadline = Deadline.after(CONTROL_TIMEOUT_S)
-        at_home = shard == self._session.home(name)
-        lengths = announce(arrays) if at_home and self._is_mapped(shard, deadline) else []
-        asked = self._beginning(name, parent, False, save, shard, deadline, lengths)
-        key = _key_of(architecture) if architecture is not None and at_home else None
-        if architecture is not None and key is not None:
-            asked = replace(asked, graph=(key, architecture))
-        return Announced(save, lengths, shard, self._session.send(shard, ShardCalls.begin(asked)), own, key)
-
-    def withdraw(self, announced: Announced) -> None:
-        """Drop what was granted and pinned for a save that does not come; does not wait."""
-        announced.asked.abort()
-
     def save(
         self,
         request: SaveRequest,
         pending: PendingSave,
         staged: Callable[[], None],
         upload: Upload | None = None,
+        *,
+        rereads: bool,
     ) -> Saved:
         """Save, calling `staged` as soon as the caller may change its tensors.
 
         Args:
             request: what to save.
-            pending: says whether the save was given up, and learns its id.
+            pending: says whether the save was given up, and learns its number.
             staged: called once.
             upload: what `ReservedMemory.take` gave; None: the tensors are still the caller's.
+            rereads: the tensors stay as they are until this returns, also after `staged` was called.
 
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
         """
         try:
-            return self._save(request, pending, staged, upload)
-        except ShardUnavailableError:
-            if upload is None or upload.shard in self._session.topology.alive:
-                raise
-        # The shard has drained and ended. Its memory is mapped as long as the copies there are.
-        return self._save(request, pending, staged, None)
+            return self._save(request, pending, staged, upload, rereads)
+        except MovedError:
+            if not rereads:
+                raise ShardUnavailableError(
+                    f"save of {request.name!r}: expected its shard to stay; it has left the repository"
+                ) from None
+        # Memory of a shard that has drained and ended is mapped as long as the copies there are.
+        return self._save(request, pending, staged, None, rereads)
 
     def _save(
-        self, request: SaveRequest, pending: PendingSave, staged: Callable[[], None], upload: Upload | None
+        self,
+        request: SaveRequest,
+        pending: PendingSave,
+        staged: Callable[[], None],
+        upload: Upload | None,
+        rereads: bool,
     ) -> Saved:
-        deadline = request.deadline
-        if upload is not None:
-            save = upload.save
-        elif request.announced is not None:
-            save = request.announced.save
-        else:
-            save = Save(self._session.client, next(self._serial))
-        pending.save = save
-        home = self._session.home(request.name)
-        self._session.keep_alive()
-        leases: list[Lease] = []
-        asked = {home} if upload is None else {home, upload.shard}  # shards that may have granted memory
+        pending.numbered = numbered = upload.numbered if upload is not None else self._session.number()
+        parent = Parent()
         try:
-            self._check_metadata(request, home, deadline)
-            lengths = self._lengths(request, home, deadline) if upload is None else []
-            begun = self._early(request, deadline) or self._begun(request, home, deadline, save, lengths)
-            if begun.offsets:
-                asked.add(begun.shard)  # the name may have moved since
-            if begun.lease is not None:
-                leases.append(begun.lease)
+            check_metadata(request.name, request.metadata, self._session.metadata_bytes)
+            parent, plan = self._planned(request, numbered, rereads)
             pending.check()
-            plan = self._inheritance.plan(request, begun, deadline)
-            if upload is not None:
-                upload.keep(plan.written)
-            else:
-                fits = lengths == announce(plan.written)
-                upload = self._written(request, plan, save, begun, begun.offsets if fits else [], deadline, asked)
+            if upload is None:
+                upload = self._uploaded(request, plan, numbered, pending)
                 staged()
                 upload.finish()
             pending.commit()
-            saved, at = self._commit(request, begun, plan, upload, leases, deadline)
+            saved = self._committed(request, parent, plan, upload, rereads)
         except BaseException as exc:
-            # at all shards, as requests without an answer may be at any, and at one that drains with what it adopted
-            self._session.pins.abort(save, asked.union(self._session.topology.alive))
+            self._session.give_up(numbered)
             if isinstance(exc, StoreFullError):
                 raise StoreFullError(f"save of {request.name!r}: {exc}") from exc
             raise
-        if request.announced is not None:
-            request.announced.asked.kept()
-        self._tidy(save, (asked | upload.at) - {at}, leases)
+        finally:
+            self._session.pins.forget([Lease(numbered.request)])
+        self._session.requests.end(numbered)
         return saved
 
-    def _check_metadata(self, request: SaveRequest, home: int, deadline: Deadline) -> None:
-        """Raise what the commit would raise for too much metadata, before any tensor is copied."""
-        with contextlib.suppress(MovedError):  # the home has drained: the commit checks it
-            check_metadata(
-                request.name, request.metadata, self._session.connection(home, deadline).hello.metadata_bytes
-            )
+    # ---- the parent -----------------------------------------------------------------------------------
 
-    def _written(
-        self,
-        request: SaveRequest,
-        plan: Plan,
-        save: Save,
-        begun: Begun,
-        granted: list[int],
-        deadline: Deadline,
-        asked: set[int],
-    ) -> Upload:
-        """Write what is to be written to the shard that should hold it; who answered may have `granted` memory.
-
-        Notes in `asked` whom it asks for memory, also where that fails.
-        """
-        while True:
-            home = self._session.home(request.name)
-            what = f"save of {request.name!r}"
+    def _planned(self, request: SaveRequest, numbered: Numbered, rereads: bool) -> tuple[Parent, Plan]:
+        """Find out what is written and what is shared: by what is known, else with the parent pinned."""
+        known = self._known(request) if rereads else None
+        if known is not None:
             try:
-                near = self._session.near(home, deadline) if plan.written else home
-                asked.add(near)
-                offsets = granted if near == begun.shard else []
-                upload = Upload(
-                    self._session,
-                    near,
-                    save=save,
-                    deadline=deadline,
-                    what=what,
-                    helper=self._helper,
-                    granted=offsets,
-                    granter=begun.incarnation,
-                )
+                return known, self._inheritance.plan(request, known, request.deadline)
+            except UnknownError:
+                log.debug("save of %r: begins, to compare with %s", request.name, known.ref)
+        parent = self._begun(request, numbered)
+        return parent, self._inheritance.plan(request, parent, request.deadline)
+
+    def _known(self, request: SaveRequest) -> Parent | None:
+        """Return the parent as it is known here; None: it is to be asked for.
+
+        A name that was never met is taken for a new one where a refusal costs little.
+        """
+        name, version = request.parent or (request.name, None)
+        if request.parent is not None and version is None:
+            return None
+        ref = self._catalog.known(name, version)
+        if ref is not None and (key := self._catalog.key_of(ref)) is not None:
+            return Parent(ref, key, self._catalog.table(ref, None))
+        nbytes = sum(array.nbytes for array in request.arrays.values())
+        new = request.parent is None and not isinstance(request.inherit, Mapping) and nbytes <= INLINE_BYTES
+        return Parent() if new and request.bring is None else None
+
+    def _begun(self, request: SaveRequest, numbered: Numbered) -> Parent:
+        """Have the parent pinned."""
+        name, version = request.parent or (request.name, None)
+        asked = Beginning(
+            save=numbered.request,
+            name=name,
+            version=version,
+            optional=request.parent is None,
+            known=self._catalog.known(name, version),
+            graph_key=_key_of((request.graph.to_json(), request.recipe)) if request.graph is not None else None,
+        )
+        begun = self._session.ask(CatalogCalls.begin(asked), request.deadline.left_for(f"save of {request.name!r}"))
+        if begun.header is None:
+            return Parent(pinned=True, has_graph=begun.has_graph)
+        header = begun.header
+        self._catalog.meet(header, begun.body, version is None)
+        if begun.lease is not None:
+            self._session.pins.hold(begun.lease, header.ref)
+        table = self._catalog.table(header.ref, begun.body)
+        return Parent(header.ref, header.graph_key, table, begun.places, pinned=True, has_graph=begun.has_graph)
+
+    # ---- the bytes ------------------------------------------------------------------------------------
+
+    def _uploaded(self, request: SaveRequest, plan: Plan, numbered: Numbered, pending: PendingSave) -> Upload:
+        """Write what is to be written to the shard that should hold it."""
+        what, deadline = f"save of {request.name!r}", request.deadline
+        while True:
+            near = self._session.near(request.name, deadline)
+            upload = Upload(
+                self._session,
+                near,
+                numbered=numbered,
+                deadline=deadline,
+                what=what,
+                helper=self._helper,
+                check=pending.check,
+            )
+            try:
                 if request.bring is not None:
                     request.bring(upload.allocate(plan.written), deadline)
                 else:
-                    upload.write(plan.written, home == near)
-                self._filled = near
-            except MovedError as exc:  # it drains
+                    upload.write(plan.written)
+            except MovedError:  # it has left
                 deadline.left_for(what)
-                self._session.refresh(exc.version)
                 continue
+            self._filled = near
             return upload
 
-    def _early(self, request: SaveRequest, deadline: Deadline) -> Begun | None:
-        """Return the answer that a save was announced for; None: it was not, or the answer is none to go on with."""
-        announced = request.announced
-        if announced is None:
-            return None
-        try:
-            return announced.begun.result(deadline.left())
-        except TensorVineError as exc:
-            log.info("the announcement of %s failed, the save begins now: %s", announced.save, exc)
-            return None
+    # ---- the commit -----------------------------------------------------------------------------------
 
-    def _begun(self, request: SaveRequest, home: int, deadline: Deadline, save: Save, lengths: list[int]) -> Begun:
-        """Have the parent pinned, and memory granted for blocks of `lengths` where its home is the save's, too."""
-        name = request.parent[0] if request.parent is not None else request.name
+    def _committed(self, request: SaveRequest, parent: Parent, plan: Plan, upload: Upload, rereads: bool) -> Saved:
+        """Make the version exist; begin again where what was known of the parent is so no longer."""
+        brings_graph = False
         while True:
-            shard = self._session.home(name)
-            left = deadline.left_for(f"save of {request.name!r}")
-            try:
-                inherits = request.inherit == "auto"
-                sizes = lengths if shard == home else []
-                asked = self._beginning(request.name, request.parent, inherits, save, shard, deadline, sizes)
-                return self._session.call(shard, ShardCalls.begin(asked), left + 1.0)
-            except MovedError as exc:
-                self._session.moved(name, shard, exc, deadline)
+            rows = plan.inherited | upload.rows(plan.written)
+            draft = self._draft(request, parent, plan, upload, rows, brings_graph)
+            answer = self._handed(request, draft, parent, plan, upload, rows)
+            if isinstance(answer, Committed):
+                break
+            log.info("save of %r: the catalog refused the commit: %s", request.name, answer.reason)
+            request.deadline.left_for(f"save of {request.name!r}")
+            if answer.missing == "graph":
+                brings_graph = True
+                continue
+            parent = self._begun(request, upload.numbered)
+            plan = self._inheritance.plan(request, parent, request.deadline)
+            if lacks := upload.lacks(plan.written):
+                if not rereads:
+                    raise ModelNotFoundError(f"save of {request.name!r}: expected its parent to stay; {answer.reason}")
+                upload.write(lacks)
+                upload.finish()
+        self._catalog.learn(answer.ref, draft.body, plan.graph, draft.graph_key)
+        upload.learn(self._catalog, plan.digests)
+        return Saved(answer.ref, draft.bytes_owned, draft.bytes_total - draft.bytes_owned)
 
-    def _beginning(
-        self,
-        name: str,
-        parent: tuple[str, int | None] | None,
-        inherits: bool,
-        save: Save,
-        shard: int,
-        deadline: Deadline,
-        sizes: list[int],
-    ) -> Beginning:
-        of, version = parent or (name, None)
-        return Beginning(
-            client=self._session.client,
-            name=of,
-            version=version,
-            optional=parent is None,
-            known=self._catalog.known(of, version),
-            inherits=inherits,
-            compares=self._is_mapped(shard, deadline),
-            save=save,
-            sizes=sizes,
-            timeout=deadline.left(),
-        )
-
-    def _is_mapped(self, shard: int, deadline: Deadline) -> bool:
-        return self._session.connection(shard, deadline).view is not None
-
-    def _lengths(self, request: SaveRequest, home: int, deadline: Deadline) -> list[int]:
-        """Return the lengths of the blocks that the save will probably need, to ask memory for them at once."""
-        if request.announced is not None:
-            return request.announced.lengths
-        if request.bring is not None:
-            return []
-        try:
-            if not self._is_mapped(home, deadline):
-                return []
-        except MovedError:  # it has drained
-            return []
-        return announce(to_write(request))
-
-    def _commit(
+    def _draft(
         self,
         request: SaveRequest,
-        begun: Begun,
+        parent: Parent,
         plan: Plan,
         upload: Upload,
-        leases: list[Lease],
-        deadline: Deadline,
-    ) -> tuple[Saved, int]:
-        """Make the version exist; gives the shard that did, too."""
-        entries = {**plan.inherited, **upload.entries}
+        rows: Mapping[str, TensorEntry],
+        brings_graph: bool,
+    ) -> Draft:
         architecture = plan.graph.to_json(), request.recipe
         key = _key_of(architecture)
-        parent, home = begun.header, self._session.home(request.name)
-        announced = request.announced.graph_key if request.announced is not None else None
-        kept = begun.shard == home and key in (parent.graph_key if parent is not None else None, announced)
-        single = {(entry.segment, entry.slot): entry for entry in entries.values()}  # tied tensors count once
-        written = sum(entry.nbytes for entry in single.values() if entry.owner is None)
-        inherited = sum(entry.nbytes for entry in single.values() if entry.owner is not None)
-        draft = Draft(
+        brought = None
+        if brings_graph or not (key == parent.graph_key or (parent.has_graph and request.graph is not None)):
+            brought = self._catalog.brought(key, architecture, plan.graph)
+        single = {(entry.segment, entry.slot): entry for entry in rows.values()}  # tied tensors count once
+        return Draft(
             name=request.name,
-            save=upload.save,
-            parent=parent.ref if parent is not None else None,
+            save=upload.numbered.request,
+            parent=parent.ref,
             quality=request.quality,
             metadata=request.metadata,
             graph_key=key,
-            architecture=None if kept else architecture,
-            body=encode_body(entries),
-            holds=slots_of(entries.values()),
-            bytes_owned=written,
-            bytes_total=written + inherited,
+            architecture=brought[0] if brought is not None else None,
+            fingerprints=brought[1] if brought is not None else None,
+            body=encode_body(rows),
+            slots=packed_slots(slots_of(rows.values())),
+            bytes_owned=sum(entry.nbytes for entry in single.values() if entry.owner is None),
+            bytes_total=sum(entry.nbytes for entry in single.values()),
         )
+
+    def _handed(
+        self,
+        request: SaveRequest,
+        draft: Draft,
+        parent: Parent,
+        plan: Plan,
+        upload: Upload,
+        rows: Mapping[str, TensorEntry],
+    ) -> Committed | Refused:
+        """Have the shard commit; what lies in no shard's memory may be committed by any."""
+        blocks = upload.blocks(rows)
+        if self._session.path is not None:
+            blocks = _labelled(blocks, rows, plan.graph, parent.table)
+        what = f"save of {request.name!r}"
         while True:
-            mine = list(leases) if begun.shard == home else []
+            left = request.deadline.left_for(what)
+            handed = Handed(
+                draft=draft,
+                default_parent=request.parent is None and not parent.pinned,
+                incarnation=upload.incarnation,
+                blocks=blocks,
+                durable=request.durable,
+                timeout=left,
+            )
             try:
-                ref = self._commit_at(home, draft, upload, mine, request.durable, deadline)
-                break
-            except MovedError as exc:
-                self._session.moved(request.name, home, exc, deadline)
-            except GraphError:  # who had it there, and the graph with it, has moved away
-                if draft.architecture is not None:
+                commit = ShardCalls.commit(handed)
+                return self._session.call(upload.shard, commit, left + GRACE_S, upload.incarnation)
+            except MovedError:
+                if upload.incarnation:
                     raise
-            draft = replace(draft, architecture=architecture)
-            home = self._session.home(request.name)
-        leases[:] = [lease for lease in leases if lease not in mine]
-        self._catalog.learn(ref, draft.body, plan.graph, key)
-        return Saved(ref, written, inherited), home
+            upload.shard = self._session.near(request.name, request.deadline)
 
-    def _commit_at(
-        self, home: int, draft: Draft, upload: Upload, leases: list[Lease], durable: bool, deadline: Deadline
-    ) -> ModelRef:
-        """Have a shard commit; what lies on another one is taken there first."""
-        what = f"save of {draft.name!r}"
-        topology = self._session.topology
-        for shard, blocks in upload.places(topology.where).items():
-            if shard == home:
-                continue
-            try:
-                self._session.connection(shard, deadline)  # it must know this client
-                adopt = ShardCalls.adopt(upload.save, upload.incarnation, blocks)
-                self._session.call(shard, adopt, deadline.left_for(what))
-            except MovedError as exc:
-                if shard == upload.shard:
-                    raise ShardUnavailableError(f"{what}: expected its tensors in shard {shard}; {exc}") from exc
-                raise
-            upload.taken(shard, blocks)
-        left = deadline.left_for(what)
-        commit = ShardCalls.commit(
-            draft, self._session.client, upload.incarnation, upload.blocks, leases, durable, left
-        )
-        waits = self._session.path is not None or self._session.topology.replicas > 1
-        grace = GRACE_S if waits else 0.0
-        return self._session.call(home, commit, left + grace)[0]
 
-    def _tidy(self, save: Save, shards: set[int], leases: Sequence[Lease]) -> None:
-        """Release what the commit did not: it stands, so a shard that died now is no error of this save."""
-        try:
-            for shard in shards:
-                self._session.call(shard, ShardCalls.abort(save))
-            self._session.pins.unpin(leases)
-        except TensorVineError as exc:
-            log.warning("save %s: committed, but its memory and pins could not be released yet: %s", save, exc)
-            self._session.pins.abort(save, shards)
-            self._session.pins.unpin_behind(leases)
+def _labelled(
+    blocks: Sequence[Filled], rows: Mapping[str, TensorEntry], graph: ModelGraph, parent: Mapping[str, TensorEntry]
+) -> list[Filled]:
+    """Say of segments what their files are to name: each slot once, a tied tensor by its last name."""
+    layers = {tensor: layer.name for layer in graph.layers for tensor in layer.tensors}
+    labels: dict[tuple[int, int], dict[int, Label]] = {block.id: {} for block in blocks}
+    for name, entry in rows.items():
+        if entry.segment in labels:
+            old = parent.get(name)
+            alike = old is not None and (old.dtype, old.shape) == (entry.dtype, entry.shape)
+            base = (old.segment, old.slot) if old is not None and alike else None
+            label = Label(entry.slot, name, layers.get(name), entry.dtype, entry.shape, base)
+            labels[entry.segment][entry.slot] = label
+    return [replace(block, labels=tuple(labels[block.id].values())) for block in blocks]
 
 
 def _key_of(architecture: Architecture) -> bytes:

@@ -98,7 +98,7 @@ class Saves:
             TensorVineError: as in `PendingSave.staged` or `committed`.
         """
         self._opened.check()
-        pending = PendingSave(request.name, request.deadline, self._session.pins.abort)
+        pending = PendingSave(request.name, request.deadline, self._session.give_up)
         try:
             self._queue_it(_Work(pending, request, again=until != "committed"))
             if until == "staged":
@@ -193,7 +193,8 @@ class Saves:
 
     def _save(self, work: _Work) -> None:
         staged = work.buffer.release if work.buffer is not None else work.pending.mark_staged
-        work.pending.run(lambda: self.saver.save(work.request, work.pending, staged, work.upload))
+        rereads = not work.again or work.upload is not None
+        work.pending.run(lambda: self.saver.save(work.request, work.pending, staged, work.upload, rereads=rereads))
         if work.buffer is not None:
             work.buffer.release()
 

@@ -1,8 +1,10 @@
 """The bytes of one save on their way to one shard.
 
 Rules
+- Few bytes travel with the commit, to whatever shard.
 - Where the shard's memory is mapped: fill the parts of it that it granted. No message until all are filled. A part is
-  locked while any thread here writes into it: an aborted save gives it back, but nobody gets it before that.
+  locked while any thread here writes into it: an aborted save gives it back, but nobody gets it before that. So whether
+  the save was given up is looked at after the part was locked.
 - To another node: the shard fetches the arrays from where they lie (`offer`). One that cannot connect to this process
   says so, once per connection to it: then blocks go into the engine's object store, at most `IN_FLIGHT` at a time.
 - Either way the arrays are the caller's again when `write` returns.
@@ -11,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import logging
-import uuid
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -20,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....store.arrays import as_bytes, dtype_name
-from ....store.errors import StoreFullError, TensorMismatchError
-from ....store.holders import Save
+from ....store.errors import ShardUnavailableError, StoreFullError, TensorMismatchError
 from ....store.segments.arena import Part
-from ....store.segments.segment import ALIGNMENT, SegmentId, layout, padded, split
+from ....store.segments.blockheader import HEADER_BYTES, generation_in
+from ....store.segments.segment import ALIGNMENT, Block, SegmentId, layout, new_segment, padded, split
 from ....store.sizes import size
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
@@ -34,7 +36,9 @@ from ...rpc.messages import Filled
 from ...shard.calls import ShardCalls
 from ...shard.calls.copies import Original
 from ...shard.segment_memory import INLINE_BYTES
+from ..catalog import Catalog
 from ..connections import Connection
+from ..requests import Numbered
 from ..session import Session
 from .offer import Offer
 from .place import Place
@@ -50,7 +54,7 @@ class _Block:
     """A segment to be."""
 
     id: SegmentId
-    sizes: list[int]
+    sizes: tuple[int, ...]
     """Bytes of its tensors."""
 
     @property
@@ -64,10 +68,11 @@ class Upload:
     Args:
         session: the client's.
         shard: which shard.
-        save: holds what arrives until the commit.
+        numbered: the save, which holds what arrives until the commit.
         deadline: until when.
         what: names the save in errors.
         helper: runs half of the copying.
+        check: raises if the save was given up.
         granted: offsets of parts that the shard granted already, for blocks as `announce` gave them.
         granter: process id of the shard that did; what another incarnation of it granted is none.
     """
@@ -77,33 +82,33 @@ class Upload:
         session: Session,
         shard: int,
         *,
-        save: Save,
+        numbered: Numbered,
         deadline: Deadline,
         what: str,
         helper: Executor,
+        check: Callable[[], None],
         granted: Sequence[int] = (),
         granter: int = 0,
     ) -> None:
-        self.save = save
-        self.blocks: list[Filled] = []
-        """What the shard must still be told to take: segments, where they lie, and their tensors' sizes."""
-        self.at: set[int] = set()
-        """Other shards than the home that took some."""
-        self.incarnation = 0
-        """Process id of the shard whose memory was filled."""
-        self.entries: dict[str, TensorEntry] = {}
-        """The manifest's rows of what was written."""
-        self._session = session
+        self.numbered = numbered
         self.shard = shard
+        self.incarnation = 0
+        """Process id of the shard whose memory was filled; 0: none."""
+        self._session = session
         self._deadline = deadline
         self._what = what
         self._helper = helper
+        self._check = check
         self._granted = list(granted)
         self._granter = granter
+        self._blocks: list[Filled] = []
+        self._written: dict[str, TensorEntry] = {}
+        self._filled: dict[SegmentId, np.ndarray] = {}
+        """The parts that were filled here, locked in place until this is dropped."""
         self._answers: list[Answer[None]] = []
 
-    def write(self, arrays: Mapping[str, np.ndarray], at_home: bool) -> None:
-        """Bring all tensors to the shard, or to where it can take them; the caller may change them afterwards.
+    def write(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Bring tensors to the shard, or to where it can take them; the caller may change them afterwards.
 
         Tensors that are the same memory are brought once.
 
@@ -114,26 +119,27 @@ class Upload:
             return
         first = once(arrays)
         names = [name for name, of in first.items() if name == of]
-        values = [arrays[name] for name in names]
-        self._write(names, values, at_home)
-        self.entries.update({name: self.entries[of] for name, of in first.items()})
+        self._write(names, [arrays[name] for name in names])
+        self._written.update({name: self._written[of] for name, of in first.items()})
 
-    def _write(self, names: list[str], values: list[np.ndarray], at_home: bool) -> None:
+    def _write(self, names: list[str], values: list[np.ndarray]) -> None:
         total = sum(padded(array.nbytes) for array in values)
-        if total <= INLINE_BYTES and at_home:
-            self._pack_inline(self._block(names, values), values)
+        if total <= INLINE_BYTES:
+            block = self._block(names, values)
+            self._blocks.append(Filled(block.id, self._packed(block, values).tobytes(), block.sizes))
             return
         connection = self._connected(total)
         runs = split([array.nbytes for array in values])
         blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
         sources = [[values[i] for i in run] for run in runs]
-        self.incarnation = connection.hello.pid
         if self._granter != self.incarnation:
             self._granted = []
         if connection.view is not None:
             self._fill_parts(blocks, sources, connection.view)
-        elif connection.unreached or not self._offered(blocks, sources, connection):
+            return
+        if connection.unreached or not self._offered(blocks, sources, connection):
             self._put_blocks(blocks, sources)
+        self._blocks += [Filled(block.id, None, block.sizes) for block in blocks]
 
     def allocate(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Place]:
         """Have memory granted for tensors that other processes bring, by `Place.bring`.
@@ -145,83 +151,100 @@ class Upload:
             StoreFullError: the shard has no room for them.
         """
         names, values = list(arrays), list(arrays.values())
-        self.incarnation = self._connected(sum(padded(array.nbytes) for array in values)).hello.pid
+        self._connected(sum(padded(array.nbytes) for array in values))
         places: dict[str, Place] = {}
         runs = split([array.nbytes for array in values])
         blocks = [self._block([names[i] for i in run], [values[i] for i in run]) for run in runs]
         offsets: list[int] = []
+        save = self.numbered.request
         for position, (run, block) in enumerate(zip(runs, blocks, strict=True)):
             if not offsets:
                 left = self._deadline.left_for(self._what)
                 lengths = [block.length for block in blocks[position:]]
-                request = ShardCalls.allocate(self._session.client, self.save, lengths, left)
+                request = ShardCalls.allocate(self._session.client, save, lengths, left)
                 offsets = self._session.call(self.shard, request, left + 1.0)
             part = Part(offsets.pop(0), block.length)
-            self.blocks.append((block.id, part, block.sizes))
+            self._blocks.append(Filled(block.id, part, block.sizes))
             for i, offset in zip(run, layout(block.sizes)[0], strict=True):
-                places[names[i]] = Place(self.shard, self.save, part, offset, values[i].shape, values[i].itemsize)
+                places[names[i]] = Place(self.shard, save, part, offset, values[i].shape, values[i].itemsize)
         return places
 
     def copies(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arrays as they lie in the shard's memory after `write`, locked in place while they live."""
-        view = self._session.connection(self.shard, self._deadline).view
-        if view is None:
-            return {}
-        at = {
-            segment: (view.part(part), layout(sizes)[0])
-            for segment, part, sizes in self.blocks
-            if isinstance(part, Part)
-        }
+        offsets = {block.id: layout(block.sizes)[0] for block in self._blocks}
         made: dict[tuple[SegmentId, int], np.ndarray] = {}  # one for all names of a tied tensor
-        for name, entry in self.entries.items():
-            if entry.segment in at and (entry.segment, entry.slot) not in made:
-                block, offsets = at[entry.segment]
-                made[entry.segment, entry.slot] = _place(block, offsets[entry.slot], arrays[name])
-        return {name: made[e.segment, e.slot] for name, e in self.entries.items() if (e.segment, e.slot) in made}
+        found: dict[str, np.ndarray] = {}
+        for name, entry in self._written.items():
+            if entry.segment in self._filled:
+                key = entry.segment, entry.slot
+                if key not in made:
+                    block = self._filled[entry.segment]
+                    made[key] = _place(block, offsets[entry.segment][entry.slot], arrays[name])
+                found[name] = made[key]
+        return found
 
-    def keep(self, names: Collection[str]) -> None:
-        """Leave out what was written and turned out to be unchanged."""
-        self.entries = {name: entry for name, entry in self.entries.items() if name in names}
-        used = {entry.segment for entry in self.entries.values()}
-        self.blocks = [block for block in self.blocks if block[0] in used]
+    # ---- what was brought -----------------------------------------------------------------------------
 
-    def places(self, where: Callable[[SegmentId], int]) -> dict[int, list[Filled]]:
-        """Say which shards must still be told to take what: what lies in no shard's memory goes where it belongs."""
-        places: dict[int, list[Filled]] = {}
-        for block in self.blocks:
-            shard = self.shard if isinstance(block[1], Part) else where(block[0])
-            places.setdefault(shard, []).append(block)
-        return places
+    def lacks(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return those of these tensors that were not brought."""
+        return {name: array for name, array in arrays.items() if name not in self._written}
 
-    def taken(self, shard: int, blocks: Collection[Filled]) -> None:
-        """Note that a shard has taken blocks."""
-        self.at.add(shard)
-        self.blocks = [block for block in self.blocks if block not in blocks]
+    def rows(self, names: Collection[str]) -> dict[str, TensorEntry]:
+        """Return the manifest's rows of tensors that were brought."""
+        return {name: entry for name, entry in self._written.items() if name in names}
+
+    def blocks(self, rows: Mapping[str, TensorEntry]) -> list[Filled]:
+        """Return the segments that have tensors of these rows."""
+        used = {entry.segment for entry in rows.values()}
+        return [block for block in self._blocks if block.id in used]
 
     def finish(self) -> None:
         """Wait until the shard has taken what went through the object store."""
         while self._answers:
             self._wait()
 
+    def learn(self, catalog: Catalog, digests: Mapping[str, str]) -> None:
+        """Note where the segments lie, now that they are committed, and content hashes that were needed.
+
+        Parts that were filled here are locked still: what stands in front of them is what the shard wrote there.
+        """
+        connection = self._session.connections.present(self.shard)
+        for block in self._blocks:
+            offsets = tuple(layout(block.sizes)[0])
+            if isinstance(block.place, bytes):
+                catalog.put_block(block.id, Block(block.place, offsets, 0, self.shard))
+            elif block.id in self._filled and isinstance(block.place, Part) and connection is not None:
+                header = connection.view.header(block.place) if connection.view is not None else bytes(HEADER_BYTES)
+                generation = generation_in(header, block.id)
+                if generation is not None:
+                    catalog.put_block(block.id, Block(block.place, offsets, generation, self.shard))
+        by_segment: dict[SegmentId, dict[int, str]] = {}
+        for name, digest in digests.items():
+            if (entry := self._written.get(name)) is not None:
+                by_segment.setdefault(entry.segment, {})[entry.slot] = digest
+        for segment, known in by_segment.items():
+            catalog.put_digests(segment, known)
+
+    # ---- within ---------------------------------------------------------------------------------------
+
     def _connected(self, nbytes: int) -> Connection:
-        """Return the connection to the shard, if that ever has room for so many bytes."""
+        """Return the connection to the shard, if that ever has room for so many bytes, and is the one that was filled."""
         connection = self._session.connection(self.shard, self._deadline)
-        if nbytes > connection.hello.capacity:
+        hello = connection.hello
+        if nbytes > hello.capacity:
             raise StoreFullError(
-                f"expected at most {size(connection.hello.capacity)}, the capacity of shard "
-                f"{self.shard}; found {size(nbytes)}"
+                f"expected at most {size(hello.capacity)}, the capacity of shard {self.shard}; found {size(nbytes)}"
             )
+        if self.incarnation not in (0, hello.pid):
+            raise ShardUnavailableError(f"{self._what}: expected shard {self.shard} to run on; it has restarted")
+        self.incarnation = hello.pid
         return connection
 
     def _block(self, names: list[str], arrays: list[np.ndarray]) -> _Block:
-        serial = self._session.topology.serial(self.shard, uuid.uuid4().int)  # its owner follows from it
-        identity = (self.shard, serial)
+        identity = new_segment(secrets.randbits(64))
         for slot, (name, array) in enumerate(zip(names, arrays, strict=True)):
-            self.entries[name] = TensorEntry(dtype_name(array.dtype), array.shape, array.nbytes, None, identity, slot)
-        return _Block(identity, [array.nbytes for array in arrays])
-
-    def _pack_inline(self, block: _Block, arrays: list[np.ndarray]) -> None:
-        self.blocks.append((block.id, self._packed(block, arrays).tobytes(), block.sizes))
+            self._written[name] = TensorEntry(dtype_name(array.dtype), array.shape, array.nbytes, None, identity, slot)
+        return _Block(identity, tuple(array.nbytes for array in arrays))
 
     def _packed(self, block: _Block, arrays: list[np.ndarray]) -> np.ndarray:
         packed = np.zeros(layout(block.sizes)[1], np.uint8)
@@ -234,16 +257,19 @@ class Upload:
             if not granted:
                 granted = self._grant([b.length for b in blocks[position:]])
             part = Part(granted.pop(0), block.length)
-            if (found := [array.nbytes for array in arrays]) != block.sizes:
+            if (found := tuple(array.nbytes for array in arrays)) != block.sizes:
                 raise TensorMismatchError(
-                    f"{self._what}: expected tensors of {block.sizes} bytes, as memory was granted; found {found}"
+                    f"{self._what}: expected tensors of {list(block.sizes)} bytes, as memory was granted; found "
+                    f"{list(found)}"
                 )
-            copy_into(view.part(part, self._helper), arrays, self._helper)
-            self.blocks.append((block.id, part, block.sizes))
+            self._filled[block.id] = target = view.part(part, self._helper)
+            self._check()
+            copy_into(target, arrays, self._helper)
+            self._blocks.append(Filled(block.id, part, block.sizes))
 
     def _grant(self, lengths: list[int]) -> list[int]:
         left = self._deadline.left_for(self._what)
-        request = ShardCalls.grant(self._session.client, self.save, lengths, left)
+        request = ShardCalls.grant(self._session.client, self.numbered.request, lengths, left)
         return self._session.call(self.shard, request, left + 1.0)
 
     def _offered(self, blocks: list[_Block], sources: list[list[np.ndarray]], connection: Connection) -> bool:
@@ -257,7 +283,7 @@ class Upload:
             with closing(offer):
                 originals = {block.id: self._original(block, arrays[block.id]) for block in blocks}
                 left = self._deadline.left_for(self._what)
-                request = ShardCalls.pull(self.save, originals, offer.address, left)
+                request = ShardCalls.pull(self.numbered.request, originals, offer.address, left)
                 reason = self._session.call(self.shard, request, left + 1.0)
         if reason is not None:
             connection.unreached = True
@@ -271,7 +297,7 @@ class Upload:
     def _original(self, block: _Block, arrays: list[np.ndarray]) -> Original:
         """Describe a block, with its bytes where they are few."""
         few = self._packed(block, arrays).tobytes() if block.length <= INLINE_BYTES else None
-        return Original(tuple(block.sizes), tuple(range(len(block.sizes))), few)
+        return Original(block.sizes, tuple(range(len(block.sizes))), few)
 
     def _put_blocks(self, blocks: list[_Block], sources: list[list[np.ndarray]]) -> None:
         for block, arrays in zip(blocks, sources, strict=True):
@@ -279,7 +305,7 @@ class Upload:
             if len(arrays) > 1:
                 copy_into(packed, arrays, self._helper)
             left = self._deadline.left_for(self._what)
-            request = ShardCalls.adopt_block(self.save, block.id, packed, block.sizes, left)
+            request = ShardCalls.adopt_block(self.numbered.request, block.id, packed, block.sizes, left)
             self._answers.append(self._session.send(self.shard, request))
             if len(self._answers) >= IN_FLIGHT:
                 self._wait()
