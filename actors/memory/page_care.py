@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ...store.errors import StoreFullError
-from ...store.holders import Owner, Save
+from ...store.holders import Owner, Request
 from ...store.segments.arena import PAGES, Arena
 from ...store.segments.page_plan import PagePlan, Span, pieces
 from ..engine.room import available
@@ -72,7 +72,7 @@ class PageCare:
 
     def asked(self, owner: Owner, sizes: Sequence[int]) -> None:
         """Note what somebody asked for."""
-        if isinstance(owner, Save) and sizes:
+        if isinstance(owner, Request) and sizes:
             self._plan.saved(sizes, time.monotonic())
 
     def came(self) -> None:

@@ -4,9 +4,9 @@ Rules
 - Memory is waited for only while what others hold may become free; all who wait look again when something did.
 - A client gets memory only while its process is watched, which is looked at where the memory is taken: one that ends
   while it waits, or before its question is heard, gets none, as nobody would take it back.
-- A save that ended while it waits, or before its question is heard, gets none either (`SegmentMemory.end_save`).
+- A save that ended while it waits, or before its question is heard, gets none either (`store.requests`).
 - What clients have reserved for saves to come may become free, too: they ask now and then whether somebody waits here.
-- While too much waits to be written to disk, no save begins and none is committed.
+- While too much waits to be written to disk, no save is committed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Admission:
     """
 
     def __init__(self, context: ShardContext, clients: LocalClients, persister: Persister | None) -> None:
+        self._state = context.state
         self._lock = context.lock
         self._segment_memory = context.segment_memory
         self._notifier = context.notifier
@@ -109,7 +110,7 @@ class Admission:
 
         def look() -> Taken | None:
             found = take()
-            behind = self._persister is not None and self._persister.behind()[0] > 0
+            behind = self._persister is not None and (self._persister.behind()[0] > 0 or bool(self._state.offered()))
             hope = behind or self._segment_memory.room_may_come(owner)  # the sweep tells us, too
             if found is None and not hope:
                 raise self._segment_memory.full(what, nbytes)

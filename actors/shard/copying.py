@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
 from typing import TypeVar, TypeVarTuple
@@ -26,7 +27,6 @@ from ...store.errors import CorruptDataError, ShardUnavailableError
 from ...store.holders import Filling, Owner
 from ...store.segments.arena import Part
 from ...store.segments.segment import Offset, Segment, SegmentId, layout, pack
-from ...store.versions.replica import Copy
 from ...store.waiting import Deadline
 from ..memory.buffers import Buffers
 from ..memory.workers import Workers
@@ -44,6 +44,20 @@ READ_BYTES = 128 << 20
 """What is fetched at once: four segments, so that two connections share them. The source keeps them until then."""
 FETCHERS = 2
 """Threads that fetch from other shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of a segment, brought here."""
+
+    sizes: tuple[int, ...]
+    """Bytes of all slots of the segment."""
+    slots: tuple[int, ...]
+    """Those that it has, one after another as `segment.layout` places them."""
+    handle: Part | bytes
+    digests: tuple[str, ...]
+    """Content hashes of these slots; none where nobody asked for them."""
+
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -78,7 +92,7 @@ class Copying:
         timeout: float,
         patience: float = PEER_TIMEOUT_S,
         hashed: bool = False,
-    ) -> AsyncGenerator[dict[SegmentId, Copy]]:
+    ) -> AsyncGenerator[dict[SegmentId, Copied]]:
         """Have copies for as long as this lasts; the caller `keeps` those that are to stay.
 
         Args:
@@ -133,11 +147,15 @@ def length_of(original: Original) -> int:
     return layout([original.sizes[slot] for slot in original.slots])[1]
 
 
-def original_of(segment: Segment, segment_memory: SegmentMemory) -> Original:
-    """Describe what a segment has, with its bytes where they are few. Call it with the shard's lock held."""
-    slots = tuple(s for s in segment.live_slots if isinstance(segment.offsets[s], int))
-    original = Original(segment.sizes, slots, None)
-    view = segment_memory.view(segment) if length_of(original) <= INLINE_BYTES else None
+def original_of(segment: Segment, segment_memory: SegmentMemory, slots: Sequence[int] | None = None) -> Original:
+    """Describe live slots of a segment (None: all), with their bytes where they are few and in memory.
+
+    Call it with the shard's lock held.
+    """
+    chosen = tuple(segment.live_slots if slots is None else sorted(slots))
+    original = Original(segment.sizes, chosen, None, segment.labels)
+    inline = length_of(original) <= INLINE_BYTES and not segment.absent(chosen)
+    view = segment_memory.view(segment) if inline else None
     return with_bytes(original, view, segment.offsets) if view is not None else original
 
 
@@ -152,7 +170,7 @@ def with_bytes(original: Original, block: np.ndarray, offsets: Sequence[Offset])
     places = [(at, original.sizes[slot]) for slot in original.slots if isinstance(at := offsets[slot], int)]
     packed = np.zeros(length_of(original), np.uint8)
     pack(block, places, packed)
-    return Original(original.sizes, original.slots, packed.tobytes())
+    return replace(original, data=packed.tobytes())
 
 
 def fetched(
@@ -163,7 +181,7 @@ def fetched(
     address: Address | None,
     timeout: float,
     hashed: bool = False,
-) -> dict[SegmentId, Copy]:
+) -> dict[SegmentId, Copied]:
     """Bring segments here. Takes long: not for a loop.
 
     Args:
@@ -195,13 +213,13 @@ def fetched(
     return found
 
 
-def _brought(original: Original, data: bytes, part: Part | None, segment_memory: SegmentMemory, hashed: bool) -> Copy:
+def _brought(original: Original, data: bytes, part: Part | None, segment_memory: SegmentMemory, hashed: bool) -> Copied:
     """Make a copy of what a message brought: it is laid out already."""
     sizes = [original.sizes[slot] for slot in original.slots]
     digests = digests_of(np.frombuffer(data, np.uint8), layout(sizes)[0], sizes) if hashed else ()
     if part is not None:
         segment_memory.memory.part(part)[: len(data)] = np.frombuffer(data, np.uint8)
-    return Copy(original.sizes, original.slots, data if part is None else part, tuple(digests))
+    return Copied(original.sizes, original.slots, data if part is None else part, tuple(digests))
 
 
 def _read(
@@ -211,9 +229,9 @@ def _read(
     address: Address,
     deadline: Deadline,
     hashed: bool,
-) -> dict[SegmentId, Copy]:
+) -> dict[SegmentId, Copied]:
     """Read segments over TCP."""
-    found: dict[SegmentId, Copy] = {}
+    found: dict[SegmentId, Copied] = {}
     client = TcpClient((address[0], address[1]), address[2], target=_Granted(originals, parts, segment_memory))
     try:
         for some in batches(originals, READ_BYTES):
@@ -227,7 +245,7 @@ def _read(
                 handle = part if part is not None else arrived[segment].block.tobytes()
                 digests = arrived[segment].digests or {}
                 known = tuple(digests[slot] for slot in original.slots) if hashed else ()
-                found[segment] = Copy(original.sizes, original.slots, handle, known)
+                found[segment] = Copied(original.sizes, original.slots, handle, known)
     finally:
         client.close()
     return found

@@ -7,7 +7,6 @@ Rules
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,8 +17,6 @@ from ...store.segments.segment import Offset, Segment, SegmentId
 from ...store.shard import ShardState
 from ...store.versions.manifest import digest_of
 from ..memory.workers import Workers
-
-log = logging.getLogger(__name__)
 
 
 class Hashing:
@@ -65,13 +62,6 @@ class Hashing:
         with self._lock:
             if segment.generation == generation:
                 self._state.set_digests(segment.id, digests)
-                for ref, twin in self._state.unshared(segment.id):
-                    log.info(
-                        "%s has the same graph and tensors as %s: save with parent=%r to share them",
-                        ref,
-                        twin,
-                        str(twin),
-                    )
             else:
                 self._unhashed.append(segment.id)
             self._hashing.pop(segment.id, None)  # one that was read again meanwhile is hashed twice

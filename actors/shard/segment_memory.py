@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ...store.errors import ShardUnavailableError, StoreFullError, TensorMismatchError
-from ...store.holders import Filling, Owner, Save
+from ...store.holders import Filling, Owner, Request
 from ...store.segments.arena import KEPT, Arena, Part
 from ...store.segments.blockheader import HEADER_BYTES, header_of
 from ...store.segments.segment import ALIGNMENT, Block, Segment, SegmentId, layout, pack, padded
@@ -64,8 +63,6 @@ class SegmentMemory:
         self._arena = Arena(self.memory.size)
         """Of parts with their headers; all else here names a part by where its bytes start, after the header."""
         self.page_care = PageCare(self.memory, self._arena, lock, min(touch, capacity), f"shard {state.index}")
-        self._base = secrets.randbits(62)
-        """The epoch starts here: those of an earlier incarnation of the shard do not come again."""
         self._filling: Counter[Part] = Counter()
         """Parts that this process fills -> in how many places."""
         self._written: dict[int, Written] = {}
@@ -79,26 +76,9 @@ class SegmentMemory:
         """Of the tensors that saves brought."""
 
     @property
-    def epoch(self) -> int:
-        """What the version page shows, or is about to."""
-        return self._base + self._state.epoch
-
-    @property
     def bytes_filling(self) -> int:
         """Bytes that savers hold and have not handed over yet."""
         return sum(self._bytes_of(owner) for owner in self._arena.owners())
-
-    @property
-    def serves_saves(self) -> bool:
-        """Whether a save that has begun fills memory here, or has filled some and was neither committed nor aborted.
-
-        Call it with the lock held.
-        """
-        return self._arena.saving or bool(self._state.saves())
-
-    def publish(self) -> None:
-        """Show the epoch on the version page. Call it with the lock held."""
-        self.memory.publish(self.epoch)
 
     # ---- taking ---------------------------------------------------------------------------------------
 
@@ -115,8 +95,8 @@ class SegmentMemory:
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
-        if isinstance(owner, Save):
-            self._state.ended.check(owner)
+        if isinstance(owner, Request):
+            self._state.requests.check(owner)
         self.page_care.asked(owner, list(map(_arena_bytes, sizes)))
         offsets = self._granted(owner, sizes, least)
         if not offsets:
@@ -144,7 +124,7 @@ class SegmentMemory:
         self.page_care.granted(list(zip(offsets, needed, strict=False)))
         return [offset + HEADER_BYTES for offset in offsets]
 
-    def reserve(self, save: Save, sizes: Sequence[int]) -> list[int]:
+    def reserve(self, save: Request, sizes: Sequence[int]) -> list[int]:
         """Grant all of `sizes` for a save to come, or nothing: nobody who saves now may be short of room for it.
 
         Call it with the lock held.
@@ -152,7 +132,7 @@ class SegmentMemory:
         Raises:
             OperationTimeoutError: the owner is a save that has ended.
         """
-        self._state.ended.check(save)
+        self._state.requests.check(save)
         self._recycle_all()
         if self._arena.free_bytes < 2 * sum(map(padded, sizes)):
             return []
@@ -235,44 +215,53 @@ class SegmentMemory:
             )
         return [view for segment in segments if (view := self.view(segment)) is not None]
 
-    def adopt(self, save: Save, incarnation: int, blocks: Sequence[Filled]) -> None:
+    def adopt(self, save: Request, incarnation: int, blocks: Sequence[Filled]) -> None:
         """Take what a saver filled as segments. Call it with the lock held.
 
         Args:
-            save: the save, which holds the segments until its commit.
+            save: the save, which has the segments until its commit.
             incarnation: process id of the shard whose memory was filled.
-            blocks: the segments.
+            blocks: the segments. One that the save brought before is not taken again.
 
         Raises:
-            ShardUnavailableError: an earlier incarnation of this shard was filled.
+            ShardUnavailableError: an earlier incarnation of this shard was filled, or has fetched them.
             OperationTimeoutError: the save has ended.
             TensorMismatchError: a part that is filled piece by piece is not complete.
         """
-        self._state.ended.check(save)
-        for segment, handle, sizes in blocks:
-            if not isinstance(handle, Part):
-                self._state.adopt(save, segment, handle, sizes)
-                hashes = digests_of(np.frombuffer(handle, np.uint8), layout(sizes)[0], sizes)
-                self._state.set_digests(segment, hashes)
-                continue
-            self._check_granted(handle, save, incarnation)
-            if handle in self._filling:  # by a process that was taken for dead, whose task another one did as well
+        self._state.requests.check(save)
+        staged = self._state.staged(save)
+        for block in blocks:
+            known = staged.get(block.id)
+            if known is not None:
+                known.labels = tuple(block.labels) or known.labels
+            elif isinstance(block.place, Part):
+                self._adopt_part(save, incarnation, block, block.place)
+            elif block.place is not None:
+                self._state.stage(save, block.id, block.place, block.sizes, block.labels)
+                content = np.frombuffer(block.place, np.uint8)
+                self._state.set_digests(block.id, digests_of(content, layout(block.sizes)[0], block.sizes))
+            else:
                 raise ShardUnavailableError(
-                    f"save {save}: expected {handle} to be complete; another process is still filling it"
+                    f"save {save}: expected segment {block.id[1]:x} to have been fetched; the shard restarted"
                 )
-            written = self._written.get(handle.offset)
-            fault = written.fault(sizes) if written is not None else None
-            if fault is not None:
-                raise TensorMismatchError(f"save {save}: expected each byte of its tensors to be written once; {fault}")
-            self._written.pop(handle.offset, None)
-            self._state.adopt(save, segment, handle, sizes)
-            self.keep(handle, segment)
-            self.hashing.later(segment)
-        filled = sum(sum(sizes) for _, _, sizes in blocks)
+        filled = sum(sum(block.sizes) for block in blocks if block.id not in staged)
         self.bytes_saved += filled
         self.page_care.filled(filled)
 
-    def expect_pieces(self, save: Save, offsets: Iterable[int]) -> None:
+    def _adopt_part(self, save: Request, incarnation: int, block: Filled, part: Part) -> None:
+        self._check_granted(part, save, incarnation)
+        if part in self._filling:  # by a process that was taken for dead, whose task another one did as well
+            raise ShardUnavailableError(f"save {save}: expected {part} to be complete; another process still fills it")
+        written = self._written.get(part.offset)
+        fault = written.fault(block.sizes) if written is not None else None
+        if fault is not None:
+            raise TensorMismatchError(f"save {save}: expected each byte of its tensors to be written once; {fault}")
+        self._written.pop(part.offset, None)
+        self._state.stage(save, block.id, part, block.sizes, block.labels)
+        self.keep(part, block.id)
+        self.hashing.later(block.id)
+
+    def expect_pieces(self, save: Request, offsets: Iterable[int]) -> None:
         """Record from now on what is written into parts that a save was granted. Call it with the lock held."""
         for offset in offsets:
             if self._arena.owner_of(offset - HEADER_BYTES) == save:  # else the save has ended
@@ -319,13 +308,13 @@ class SegmentMemory:
                 with self._lock:
                     self._filling -= Counter(filled)
 
-    def keep(self, part: Part, segment_id: SegmentId | None = None) -> None:
-        """Count a part that was granted as the place of a segment, or of a copy that no client is told of (None).
+    def keep(self, part: Part, segment_id: SegmentId) -> None:
+        """Count a part that was granted as the place of a segment.
 
         Call it with the lock held, in the same locked section in which the state takes the part.
         """
         self._arena.give(part.offset - HEADER_BYTES, KEPT)
-        segment = self._state.segment(segment_id) if segment_id is not None else None
+        segment = self._state.segment(segment_id)
         if segment is not None:
             self.memory.label(part, header_of(segment.id, segment.generation))
 
@@ -334,24 +323,15 @@ class SegmentMemory:
         if self._arena.owner_of(part.offset - HEADER_BYTES) == owner:
             self._free([part])
 
-    def check_under_way(self, save: Save) -> None:
-        """Raise OperationTimeoutError if a save has ended. Call it with the lock held."""
-        self._state.ended.check(save)
-
-    def end_save(self, save: Save) -> None:
-        """Take back what a save was granted and did not hand over; it gets no more. Call it with the lock held."""
-        self._state.ended.end(save)
-        self.drop_grants(save)
-
     def drop_grants(self, owner: Owner) -> None:
         """Take back what somebody was granted and did not hand over. Call it with the lock held."""
         granted = self._arena.parts_of(owner)
         self._free([Part(part.offset + HEADER_BYTES, part.length - HEADER_BYTES) for part in granted])
 
-    def drop_client(self, client: str) -> None:
-        """Take back what all saves of a client were granted. Call it with the lock held."""
+    def drop_over(self, now_gone: str | None = None) -> None:
+        """Take back what saves that are over were granted, and all saves of a client. Call it with the lock held."""
         for owner in self._arena.owners():
-            if isinstance(owner, Save) and owner.client == client:
+            if isinstance(owner, Request) and (owner.client == now_gone or self._state.requests.is_over(owner)):
                 self.drop_grants(owner)
 
     def _bytes_of(self, owner: Owner) -> int:

@@ -12,180 +12,83 @@ Rules
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
 
-from ...store.errors import StorageError
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
 from ..memory.page_care import LOOK_S
-from ..rpc.calls import answers, composed
-from ..rpc.messages import Disk, ShardConfig, Tag
+from ..rpc.calls import composed
+from ..rpc.messages import ShardConfig
+from ..rpc.ticker import Ticker
 from .admission import Admission
-from .calls.changes import ChangeCalls
 from .context import ShardContext, open_context
 from .copying import Copying
 from .disk.history import History
-from .handoff.name_handoff import NameHandoff
-from .handoff.reconciliation import Reconciliation
-from .handoff.segment_handoff import SegmentHandoff
-from .handoff.strays import Strays
 from .local_clients import LocalClients
-from .parts.changes import Changes
-from .parts.files import Files
-from .parts.holders import Holders
-from .parts.notes import Notes
-from .parts.queries import Queries
+from .parts.copies import Copies
+from .parts.journal import Journal
+from .parts.orders import Orders
 from .parts.reads import Reads
 from .parts.sessions import Sessions
 from .parts.writes import Writes
-from .replicas.replica_store import ReplicaStore
-from .replicas.replication import Replication
-from .replicas.securing import Securing
-from .restart import take_back
+from .proposals import Proposals
+from .reporting import Reporting
 from .serving.block_server import BlockServer
 from .serving.exports import Exports
-from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
 from .sweep import Sweep
-from .ticker import Ticker
 
 log = logging.getLogger(__name__)
 
-DISK_PAUSE_S = 2.0
 
-
-@composed([Sessions, Writes, Reads, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
+@composed([Sessions, Writes, Reads, Orders, Copies, Journal])
 class Shard:
     """One shard of a repository, as an actor."""
 
     def __init__(self, engine: Engine, config: ShardConfig) -> None:
         outlast_workers()
         context = open_context(engine, config)
-        self._tenure = context.tenure
         block_server = _open_block_server(context)
-        segment_handoff = SegmentHandoff(context)
-        settling = Settling(context, segment_handoff)
-        history = _open_history(context, config.disk, settling) if config.disk is not None else None
-        local = LocalClients()
-        room = Admission(context, local, history.persister if history is not None else None)
-        recovered = history.recovery.recovered if history is not None else []
-        reconciliation = Reconciliation(context, recovered) if context.recovery_info else None
-
-        def calm() -> bool:
-            return reconciliation is None or not reconciliation.open
-
-        strays = Strays(context, calm)
-        restored = take_back(context, history)
-        redis_index = open_redis_index(context, config.redis)
-        if redis_index is not None and context.tcp_address is not None:
-            redis_index.shard_at(*context.tcp_address)
-        rendezvous = LocalRendezvous()
-        senders = Senders(config, block_server, rendezvous)
-        exports = Exports(context)
-        copying = Copying(context, room)
-        replica_store = ReplicaStore(context, copying, settling.settle_from_thread)
-        replication = Replication(context, restored, history) if config.replicas > 1 else None
-        securing = Securing(context, replication, history, room)
-        names = self._names = NameHandoff(context, history, redis_index, securing)
-        sessions = Sessions(context, settling, local=local, senders=senders)
+        settling = Settling(context)
+        reporting = Reporting(context, settling.settle)
+        history: History | None = None
+        if config.disk is not None:
+            history = History(context, config.disk, settling.settle, reporting.soon)
+            settling.also(history.tidy)
+            reporting.refused = history.persister.refused
+        local, rendezvous = LocalClients(), LocalRendezvous()
+        admission = Admission(context, local, history.persister if history is not None else None)
+        senders, exports = Senders(config, block_server, rendezvous), Exports(context)
+        sessions = Sessions(
+            context,
+            settling,
+            reporting=reporting,
+            admission=admission,
+            history=history,
+            local=local,
+            senders=senders,
+        )
+        copies = Copies(context, settling, Copying(context, admission), reporting)
         writes = Writes(
             context,
             settling,
-            admission=room,
+            admission=admission,
             history=history,
-            names=names,
-            segment_handoff=segment_handoff,
-            securing=securing,
-            redis_index=redis_index,
+            copies=copies,
+            proposals=Proposals(context, reporting),
         )
-        changes = Changes(
-            context,
-            settling,
-            names=names,
-            segment_handoff=segment_handoff,
-            reconciliation=reconciliation,
-            history=history,
-            copying=copying,
-            securing=securing,
-            writes=writes,
+        reads = Reads(
+            context, admission=admission, history=history, senders=senders, rendezvous=rendezvous, exports=exports
         )
-        parts = (
-            sessions,
-            writes,
-            Reads(
-                context,
-                admission=room,
-                history=history,
-                names=names,
-                senders=senders,
-                rendezvous=rendezvous,
-                exports=exports,
-            ),
-            Queries(
-                context,
-                settling,
-                names=names,
-                admission=room,
-                history=history,
-                securing=securing,
-                replica_store=replica_store,
-            ),
-            Holders(
-                context,
-                settling,
-                history=history,
-                segment_handoff=segment_handoff,
-                reconciliation=reconciliation,
-                strays=strays,
-            ),
-            Files(context, settling, history, segment_handoff),
-            replica_store,
-            securing,
-            Notes(context, names),
-            changes,
-        )
+        orders = Orders(context, settling, reporting=reporting, history=history, sessions=sessions, copies=copies)
+        parts = (sessions, writes, reads, orders, copies, Journal(context, reporting))
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
-        if history is not None:
-            history.care.start(calm)
-        Sweep(
-            context,
-            settling,
-            sessions=sessions,
-            reconciliation=reconciliation,
-            strays=strays,
-            replica_store=replica_store,
-            senders=senders,
-            exports=exports,
-        )
+        Sweep(context, settling, sessions=sessions, senders=senders, exports=exports)
         care = context.segment_memory.page_care
         care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon
-
-    @answers(ChangeCalls.gathered)
-    async def gathered(self, method: str, arguments: Sequence[object]) -> tuple[Tag, Any]:
-        self._tenure.check_running()
-        before = self._names.tag()
-        answer = await getattr(self, method)(*arguments)
-        return (before if self._names.tag() == before else replace(before, sending=True)), answer
-
-
-def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> History:
-    """Bring back what is on disk. A shard that starts again waits for a disk that is not there just now."""
-    pause = threading.Event()
-    while True:
-        try:
-            history = History(context, disk, settling.settle_from_thread)
-            settling.also(history.tidy)
-            return history
-        except StorageError as exc:
-            if context.recovery_info is None:
-                raise
-            log.error("shard %d restarts and is waiting for its path: %s", context.index, exc)
-            pause.wait(DISK_PAUSE_S)
+        reporting.start()
 
 
 def _open_block_server(context: ShardContext) -> BlockServer | None:
@@ -197,18 +100,3 @@ def _open_block_server(context: ShardContext) -> BlockServer | None:
     except OSError as exc:
         log.warning("shard %d: the TCP server could not start: %s", context.index, exc)
         return None
-
-
-def open_redis_index(context: ShardContext, redis: str | None) -> RedisIndex | None:
-    """Post what lives here in Redis, from now on; a shard that drained and starts again has nothing to post."""
-    state, recovery_info = context.state, context.recovery_info
-    if redis is None or (recovery_info is not None and context.index in recovery_info.topology.gone):
-        return None
-
-    def graph_of(key: bytes) -> str:
-        with context.lock:
-            return state.graphs.architecture(key)[0]
-
-    records = [state.record(ref.name, ref.version, "") for ref in state.models()]
-    versions = [(record.header, record.body) for record in records]
-    return RedisIndex(redis, context.config, graph_of, context.peers.topology, versions)

@@ -21,6 +21,8 @@ class Original:
     data: bytes | None
     """The bytes of these, laid out as `segment.layout` does it, where they are few or cannot be read there; None: they
     are at the source's address."""
+    labels: tuple[Label, ...] = ()
+    """For its file."""
 
 
 @dataclass(frozen=True, slots=True)

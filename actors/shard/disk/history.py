@@ -1,57 +1,46 @@
-"""The disk of one shard: brought back at the start, kept up in the background.
+"""The disk of one shard: the files of the segments that it keeps.
 
 Rules
-- With a path, the committed manifests on it are the truth; memory is the faster copy of the newest part.
-- What goes between the disk and other shards is here; what comes back from the disk is `recovery`, what readers ask
-  for `loading`, what moves between memory and files `tiers`, what waits to be written `persister`.
+- Manifests are the catalog's; here are segments' files only. A shard that starts reads none of them: it opens a file
+  that the catalog gives it when somebody asks for what is in it (`open_known`).
+- What readers ask for is `loading`, what moves between memory and files `tiers`, what waits to be written `persister`.
+- A shard without a lease, or that was ordered to leave, changes no file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+import threading
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from ....store.archive.archive import Archive
 from ....store.codecs.codec import Codec, from_spec
 from ....store.errors import (
-    MovedError,
-    OperationTimeoutError,
+    CorruptDataError,
     ShardUnavailableError,
     StorageError,
     TensorVineError,
 )
-from ....store.refs import ModelRef
-from ....store.segments.segment import Holds, SegmentId, Stored
-from ....store.versions.manifest import Header, decode_body
-from ....store.versions.version import Draft
-from ....store.waiting import Backoff, Deadline
+from ....store.segments.segment import Holds, SegmentId
 from ...memory.workers import Workers
-from ...rpc.messages import PEER_TIMEOUT_S, Chains, Disk, ToStore, Wanted
-from ..calls import ShardCalls
+from ...rpc.messages import Disk
+from ...rpc.ticker import Ticker
 from ..context import ShardContext
-from .care import Care
 from .loading import Loading
-from .numbering import Numbering
-from .persister import Job, Persister
-from .recovery import Recovery
+from .persister import Persister
 from .tiers import Tiers
 
 log = logging.getLogger(__name__)
 
 READERS = 8
-"""Threads that read manifests, and segments for readers: an object store answers slowly, but many at once."""
-STORE_TIMEOUT_S, STORE_PAUSE_S = 600.0, 0.2
-"""How long a home waits for segments to be written, and from one try to the next while they are handed over."""
-BLAMES = 16
-"""Failures of a retention policy that are logged, each once."""
-RELEARN_S, RELEARN_PAUSE_S = 15.0, 0.2
-"""How long a shard that does not answer is told that a version is on disk, and from one try to the next."""
+"""Threads that read segments for readers: an object store answers slowly, but many at once."""
+DISK_PAUSE_S = 2.0
+"""From one try to the next, while a shard that starts again cannot reach its path."""
+AGAIN_S = 5.0
+"""How often files that were to be inspected, and could not be read, are tried again."""
 
 
 class History:
@@ -61,229 +50,130 @@ class History:
         context: the shard's.
         disk: the repository's.
         settle: called after the state changed, without the lock.
+        report: called when there is something to report.
 
     Raises:
-        StorageError: the disk cannot be read.
+        StorageError: the disk cannot be read; a shard that starts again waits for it.
     """
 
-    def __init__(self, context: ShardContext, disk: Disk, settle: Callable[[], None]) -> None:
-        config = context.config
-        self._config = config
-        self._disk = disk
+    def __init__(
+        self, context: ShardContext, disk: Disk, settle: Callable[[], None], report: Callable[[], None]
+    ) -> None:
+        self._context = context
         self._state = context.state
         self._lock = context.lock
-        self._peers = context.peers
-        self._settle = settle
-        self._archive = Archive(
-            disk.uri, lambda serial: self._peers.topology.maker(serial), create=False, guard=context.tenure.check
-        )
+        self._report = report
+        self._archive = _opened(context, disk, self._guard)
         codec = from_spec(disk.codec) if disk.codec else None
-        self._tiers = Tiers(context, self._archive, codec, settle, self._stored_elsewhere)
+        self._tiers = Tiers(context, self._archive, codec, settle)
         self._workers = Workers(READERS, thread_name_prefix="tensorvine-disk")
-        self.recovery = Recovery(context, self._archive, self._workers, settle)
-        if context.recovery_info is not None or not self._peers.topology.former:  # one that joins brings nothing back
-            self.recovery.start()
+        self._deleter = Workers(1, thread_name_prefix="tensorvine-delete")
+        self._unread: dict[SegmentId, str] = {}
+        """Files that were to be inspected and could not be read."""
         self.loading = Loading(context, self._tiers, self._workers, settle)
-        self._blamed: set[str] = set()
+        most = disk.bytes_unwritten if disk.bytes_unwritten is not None else context.config.capacity // 2
+        self.persister = Persister(context, self._tiers, most, settle, report)
         if codec is not None:
             self._workers.submit(_warm, codec)
-        persister = self.persister = Persister(
-            index=config.index,
-            where=lambda segment: self._state.where(segment),
-            archive=self._archive,
-            bytes_unwritten=disk.bytes_unwritten if disk.bytes_unwritten is not None else config.capacity // 2,
-            parent_table=self._body_of,
-            architecture=self._architecture,
-            store=self._store,
-            on_disk=self._on_disk,
-            progressed=self._settle,
-        )
-        self.numbering = Numbering(config.index, self._archive.directory)
-        self.care = Care(context, self._archive, self._tiers, persister, settle)
-
-    # ---- to disk --------------------------------------------------------------------------------------
-
-    def drafted(self, draft: Draft) -> Draft:
-        """Note in a draft how the version will be stored."""
-        return replace(draft, codec=self._disk.codec)
-
-    async def written(self, job: Job, timeout: float) -> None:
-        """Wait until an urgent version is on disk.
-
-        Raises:
-            StorageError: the disk does not take it; nothing of it will be there.
-            OperationTimeoutError: it took longer; nothing of it will be there.
-        """
-        done = asyncio.wrap_future(job.done)
-        try:
-            await asyncio.wait_for(asyncio.shield(done), timeout)
-        except TimeoutError:
-            if self.persister.cancel(job):
-                done.add_done_callback(lambda future: future.cancelled() or future.exception())
-                raise self.persister.late(f"save of {job.header.ref}") from None
-            await done  # its manifest is being written: it will be known soon whether it exists
-
-    async def bury(self, header: Header) -> None:
-        """Retire a version on disk."""
-        await self._workers.run(self.persister.bury, header)
-        self.numbering.done(header.ref)
-
-    async def flush(self, timeout: float) -> None:
-        """Wait until all that waits is on disk."""
-        await asyncio.to_thread(self.persister.flush, timeout)  # many may wait: not in the threads that they wait for
-
-    def retain(self, name: str) -> list[tuple[int, ModelRef]]:
-        """Let go from memory what the policy does not keep; give (shard, version) for others to do the same.
-
-        A policy that fails lets nothing go. Call it with the lock held.
-        """
-        if self._disk.keep is None:
-            return []
-        try:
-            let_go = self._state.retain(self._disk.keep, name)
-        except Exception as exc:  # noqa: BLE001 - the policy may be the user's own, and the version is committed
-            self._blame(exc)
-            return []
-        others: list[tuple[int, ModelRef]] = []
-        for ref, shards in let_go:
-            self._state.residents.cool(ref)
-            others += [(shard, ref) for shard in shards - {self._config.index}]
-        return others
-
-    def _blame(self, exc: Exception) -> None:
-        """Log what a policy raised, once."""
-        blamed = f"{type(self._disk.keep).__name__}: {exc!r}"
-        if blamed not in self._blamed and len(self._blamed) < BLAMES:
-            self._blamed.add(blamed)
-            log.error(
-                "shard %d: the retention policy failed, all versions stay in memory: %s", self._config.index, blamed
-            )
+        Ticker("inspect", f"shard {context.index}", lambda: AGAIN_S, self._again)
 
     def tidy(self) -> None:
         """Carry out what the state left for the disk. Call it with the lock held."""
         dead, self._state.dead_files = self._state.dead_files, []
         rewritable, self._state.rewritable = self._state.rewritable, set()
-        if dead:
-            self._tiers.forget(dead)
-            self.persister.delete(dead)
+        writable, self._state.writable = self._state.writable, {}
+        inspect, self._state.to_inspect = self._state.to_inspect, {}
+        discard, self._state.to_discard = self._state.to_discard, []
+        if dead or discard:
+            self._deleter.submit(self._delete, [*dead, *self._tiers.idle(discard)])
+        if writable:
+            self.persister.add(writable)
         for segment in rewritable:
             self._workers.submit(self._tiers.rewrite, segment)
+        for segment, name in inspect.items():
+            self._workers.submit(self._inspect, segment, name)
 
-    # ---- checking -------------------------------------------------------------------------------------
+    # ---- what readers and savers need -----------------------------------------------------------------
 
-    async def check_manifest(self, header: Header, body: bytes) -> list[str]:
-        """Hold a version's manifest on disk against what this shard answers; nothing when it is not due there yet."""
-        return await self._workers.run(self._check_manifest, header, body)
+    async def open_known(self, segments: Iterable[SegmentId]) -> None:
+        """Read the rows of files that the catalog gave this shard, of those among `segments`.
 
-    async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        Raises:
+            ModelLostError: a file is not there.
+            CorruptDataError, StorageError: one cannot be read.
+        """
+        with self._lock:
+            known = [segment for segment in segments if segment in self._state.known_files]
+        if known:
+            try:
+                await asyncio.gather(*(self._workers.run(self._tiers.open_known, segment) for segment in known))
+            finally:
+                self._report()
+
+    async def check_files(self, named: Holds) -> None:
+        """Check the files of what a new version names here and is on disk only.
+
+        Raises:
+            ModelLostError, CorruptDataError: a file is damaged, or not there: the version could not be read.
+        """
+        with self._lock:
+            here = [segment for segment_id in named if (segment := self._state.segment(segment_id)) is not None]
+            cold = [each.id for each in here if each.file is not None and each.absent(named[each.id])]
+            cold += [segment for segment in named if segment in self._state.known_files]
+        for segment in cold:
+            try:
+                await self.open_known([segment])
+                await self._workers.run(self._tiers.digests, segment)
+            except StorageError as exc:  # it may be whole
+                log.info("shard %d: a file of segment %x cannot be read now: %s", self._state.index, segment[1], exc)
+
+    async def check_tensors(self, names: Mapping[SegmentId, dict[int, str]]) -> list[str]:
         """Read tensors of this shard's segments, and say what is wrong with them."""
+        try:
+            await self.open_known(names)
+        except TensorVineError as exc:
+            return [str(exc)]
         found = [await self._workers.run(self._tiers.check, segment, slots) for segment, slots in names.items()]
         return [problem for problems in found for problem in problems]
 
-    def _check_manifest(self, header: Header, body: bytes) -> list[str]:
-        if self.persister.waits(header.ref):
-            return []
-        try:
-            manifest = self._archive.read_manifest(header.ref)
-        except TensorVineError as exc:
-            return [str(exc)]
-        expected = decode_body(body, header.ref)
-        found = {n: replace(e, owner=e.owner or header.ref) for n, e in manifest.entries.items()}
-        if repr(manifest.header) != repr(header):  # a quality may be NaN, which equals nothing
-            return [f"manifest on disk: expected {header}; found {manifest.header}"]
-        return [
-            f"manifest on disk: tensor {name!r}: expected {expected.get(name)}; found {found.get(name)}"
-            for name in expected.keys() | found.keys()
-            if expected.get(name) != found.get(name)
-        ]
-
-    async def check_files(self, holds: Holds) -> None:
-        """Check the files of what a new version names of this shard's segments and is on disk only.
-
-        Raises:
-            CorruptDataError: a file is damaged: the version could not be read.
-        """
-        with self._lock:
-            known = [segment for segment_id in holds if (segment := self._state.segment(segment_id)) is not None]
-            cold = [s.id for s in known if not set(holds[s.id]).isdisjoint(s.absent(s.live_slots))]
-        for segment_id in cold:
-            with contextlib.suppress(StorageError):  # it cannot be read now, and may be whole
-                await self._workers.run(self._tiers.digests, segment_id)
-
-    # ---- for other shards, and by them ----------------------------------------------------------------
-
-    async def store(self, wanted: ToStore) -> Chains:
-        """Write segments of this shard for a version whose home is elsewhere."""
-        return await self._workers.run(self._tiers.store, wanted)
-
-    def store_elsewhere(self, wanted: ToStore) -> Chains:
-        """Have those shards write segments that hold them now."""
-        by_shard: dict[int, dict[SegmentId, Sequence[Wanted]]] = {}
-        for segment, tensors in wanted.items():
-            by_shard.setdefault(self._state.where(segment), {})[segment] = tensors
-        chains: Chains = {}
-        for shard, part in by_shard.items():
-            chains |= self._store(shard, part)
-        return chains
-
-    def _store(self, shard: int, wanted: ToStore) -> Chains:
-        """Have a shard write segments. Those that it hands over meanwhile, its successors write as soon as they may."""
-        deadline, pauses = Deadline.after(STORE_TIMEOUT_S), Backoff(STORE_PAUSE_S, STORE_PAUSE_S)
-        while True:
-            try:
-                if shard == self._config.index:
-                    return self._tiers.store(wanted)
-                return self._peers.call(shard, ShardCalls.store(wanted), deadline.left())
-            except MovedError as exc:
-                if not pauses.wait(deadline):
-                    raise OperationTimeoutError(
-                        f"segments {list(wanted)}: expected a successor to hold them; {exc}"
-                    ) from exc
-            if any(self._state.where(segment) != shard for segment in wanted):
-                return self.store_elsewhere(wanted)
-
-    def stored(self, segment: SegmentId) -> Stored:
-        """Return the file of a segment of this shard, for another one that has tensors encoded against it."""
-        return self._tiers.stored(segment)
-
-    def _stored_elsewhere(self, segment: SegmentId) -> Stored:
-        return self._peers.call(self._state.where(segment), ShardCalls.stored(segment), PEER_TIMEOUT_S)
-
-    def _on_disk(self, ref: ModelRef, parts: Mapping[int, Sequence[SegmentId]]) -> None:
-        """Have the other shards know what a version on disk names there, also those that started again meanwhile."""
-        self.numbering.done(ref)
-        by_shard: dict[int, list[SegmentId]] = {}
-        with self._lock:  # who takes segments over from here knows it, or is told
-            self._state.durability.written(ref)
-            for segment in chain.from_iterable(parts.values()):
-                by_shard.setdefault(self._state.where(segment), []).append(segment)
-        deadline = Deadline.after(RELEARN_S)
-        for shard, segments in by_shard.items():
-            if shard != self._config.index:
-                self._tell(shard, ref, segments, deadline)
-
-    def _tell(self, shard: int, ref: ModelRef, segments: Sequence[SegmentId], deadline: Deadline) -> None:
-        """Tell one shard, again while it is being started: it has perhaps read the manifests already."""
-        pauses = Backoff(RELEARN_PAUSE_S, RELEARN_PAUSE_S)
-        while shard in self._peers.topology.alive:  # else it has drained: another one knows what was there
-            try:
-                self._peers.call(shard, ShardCalls.relearn(ref, list(segments)), deadline.left())
-                return
-            except (ShardUnavailableError, OperationTimeoutError) as exc:
-                if not pauses.wait(deadline):
-                    log.warning("shard %d could not be notified that %s is on disk: %s", shard, ref, exc)
-                    return
-
     # ---- within ---------------------------------------------------------------------------------------
 
-    def _body_of(self, ref: ModelRef) -> bytes | None:
-        with self._lock:
-            record = self._state.known(ref)
-            return record.body if record is not None else None
+    def _guard(self) -> None:
+        """Refuse to change files."""
+        self._context.lease.check()
+        if self._state.left:
+            raise ShardUnavailableError(f"shard {self._state.index}: expected one of the repository; it has drained")
 
-    def _architecture(self, key: bytes) -> tuple[str, str | None]:
+    def _delete(self, names: list[str]) -> None:
+        self._tiers.forget(names)
+        try:
+            self._archive.delete_segments(names)
+        except (StorageError, ShardUnavailableError) as exc:  # the catalog finds them, and has them discarded
+            log.warning("shard %d: unused files could not be deleted yet: %s", self._state.index, exc)
+
+    def _inspect(self, segment_id: SegmentId, name: str) -> None:
+        """Open a file that was never reported, and report it."""
+        try:
+            sizes, file = self._tiers.inspected(name)
+            with self._lock:
+                self._state.found(segment_id, sizes, file)
+                self._state.note_failing(segment_id, None)
+        except (CorruptDataError, StorageError) as exc:
+            log.error("shard %d: %s cannot be restored: %s", self._state.index, name, exc)
+            lost = isinstance(exc, CorruptDataError) or isinstance(exc.__cause__, FileNotFoundError)
+            with self._lock:
+                if lost:
+                    self._state.note_lost(segment_id, ())
+                else:
+                    self._unread[segment_id] = name
+                    self._state.note_failing(segment_id, str(exc))
+        self._report()
+
+    def _again(self) -> None:
         with self._lock:
-            return self._state.graphs.architecture(key)
+            unread, self._unread = self._unread, {}
+        for segment, name in unread.items():
+            self._inspect(segment, name)
 
 
 def required(history: History | None, index: int) -> History:
@@ -295,6 +185,19 @@ def required(history: History | None, index: int) -> History:
     if history is None:
         raise StorageError(f"shard {index}: expected a repository with path=; found one without")
     return history
+
+
+def _opened(context: ShardContext, disk: Disk, guard: Callable[[], None]) -> Archive:
+    """Open the path. A shard that starts again waits for one that is not there just now."""
+    pause = threading.Event()
+    while True:
+        try:
+            return Archive(disk.uri, 1, create=False, guard=guard)
+        except StorageError as exc:
+            if context.lease.number == 1:
+                raise
+            log.error("shard %d restarts and is waiting for its path: %s", context.index, exc)
+            pause.wait(DISK_PAUSE_S)
 
 
 def _warm(codec: Codec) -> None:

@@ -1,12 +1,12 @@
 """Moving one shard's tensors between its memory and the disk.
 
 Rules
-- To disk: a segment is written when a version that is to be on disk names slots that its file lacks; a file that is
-  mostly dead is written anew. Two segments at once, so that one is encoded while the other is synced, by threads of
-  low priority; each segment by one thread at a time.
+- To disk: a file has all live slots of its segment. One that is mostly dead is written anew, its rows as they are. Each
+  segment is written by one thread at a time, of low priority. The catalog says whether a file counts.
+- A tensor is encoded against another one only where that lies in this shard's memory, and in a file of it, with all
+  that it is encoded against itself.
 - To memory: what a reader asks for of a segment that is on disk only, and no more: one tensor of a large segment is
   one read. When more of the same segment is asked for, all of it comes.
-- While there are manifests that could not be read, a new generation of a file has all that the one before had.
 - A file that was replaced while it was read says nothing: who reads looks again at what counts now.
 - What is read is checked (`store.archive.encoding`); what a reader gets lies in the shard's memory like all else.
 """
@@ -17,9 +17,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import wait
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -33,9 +31,9 @@ from ....store.codecs.codec import Codec, Encoded
 from ....store.errors import CorruptDataError, ModelLostError, StorageError, TensorVineError
 from ....store.holders import Owner
 from ....store.segments.arena import Part
-from ....store.segments.segment import GONE, Segment, SegmentId, Stored, layout
-from ...memory.workers import Workers
-from ...rpc.messages import Chains, ToStore, Wanted
+from ....store.segments.segment import File, Label, Segment, SegmentId, file_name, layout
+from ...rpc.catalog_calls import CatalogCalls
+from ...rpc.messages import PEER_TIMEOUT_S
 from ..context import ShardContext
 
 log = logging.getLogger(__name__)
@@ -54,183 +52,175 @@ class Tiers:
         archive: the repository's files.
         codec: how tensors are stored; None: as they are.
         settle: called after the state changed, without the lock.
-        stored_elsewhere: asks another shard for the file of its segment.
     """
 
     def __init__(
-        self,
-        context: ShardContext,
-        archive: Archive,
-        codec: Codec | None,
-        settle: Callable[[], None],
-        stored_elsewhere: Callable[[SegmentId], Stored],
+        self, context: ShardContext, archive: Archive, codec: Codec | None, settle: Callable[[], None]
     ) -> None:
+        self._context = context
         self._state = context.state
         self._lock = context.lock
         self._segment_memory = context.segment_memory
         self._archive = archive
         self._codec = codec
         self._settle = settle
-        self._stored_elsewhere = stored_elsewhere
-        self._writers = Workers(WRITERS, thread_name_prefix="tensorvine-write", initializer=give_way)
-        self._writing: set[SegmentId] = set()
+        self._writing: dict[SegmentId, str] = {}
+        """Segments that are written -> the file."""
         self._written = threading.Condition()
         self._open: LRUCache[str, SegmentFile] = LRUCache(OPEN_FILES)
         self._open_lock = threading.Lock()
 
     # ---- to disk --------------------------------------------------------------------------------------
 
-    def store(self, wanted: ToStore) -> Chains:
-        """Bring tensors to disk, those that are not there yet, and tell what they were encoded against.
+    def write(self, segment_id: SegmentId, plain: bool = False) -> None:
+        """Write a segment's file, and offer it to the catalog, unless there is nothing to write any more.
+
+        Args:
+            segment_id: which.
+            plain: encode nothing against other tensors.
 
         Raises:
-            ModelLostError: a segment is not here any more.
-            MovedError: another shard writes a segment's files, now or soon.
             StorageError, CodecError: it could not be written.
         """
-        futures = {
-            segment_id: self._writers.submit(self._store_segment, segment_id, tensors)
-            for segment_id, tensors in wanted.items()
-        }
-        wait(futures.values())  # also when one fails: nothing of this is going on when this returns
-        self._settle()
-        chains: Chains = {}
-        for segment_id, future in futures.items():
-            bases = future.result().bases
-            chains |= {(segment_id, t.slot): bases[t.slot] for t in wanted[segment_id] if t.slot in bases}
-        return chains
+        with self._alone(segment_id):
+            with self._lock:
+                segment = self._state.segment(segment_id)
+                due = segment is not None and segment.keeper and not self._state.is_offered(segment_id)
+                if segment is None or not due or (segment.is_safe and not segment.wants_rewriting):
+                    return
+                before, live = segment.file, frozenset(segment.live)
+                name = self._writing[segment_id] = file_name(segment_id, self._state.next_generation(segment))
+                missing = live - before.slots if before is not None else live
+                tensors = self._sources(segment, missing, plain)
+            rows, parts = self._old(before, live - missing)
+            new_rows, new_parts = encode_tensors(self._codec, tensors)
+            del tensors
+            rows, parts = [*rows, *new_rows], [*parts, *new_parts]
+            generation = int(name.split(".")[-2])
+            stored = self._archive.write_segment(segment_id, generation, rows, parts)
+            bases = {row.slot: row.base for row in rows if row.base is not None}
+            with self._lock:
+                self._state.offer(segment_id, File(stored.name, generation, stored.nbytes, live, bases))
 
     def rewrite(self, segment_id: SegmentId) -> None:
         """Write a file anew that is mostly dead."""
         try:
-            with self._alone(segment_id):
-                with self._lock:
-                    segment = self._state.segment(segment_id)
-                    if segment is None or not segment.wants_rewriting or not self._state.in_care(segment_id):
-                        return
-                self._write(segment_id, [])
+            self.write(segment_id)
             self._settle()
         except TensorVineError as exc:
-            log.warning("segment %s: its file could not be compacted yet: %s", segment_id, exc)
-
-    def _store_segment(self, segment_id: SegmentId, wanted: Sequence[Wanted]) -> Stored:
-        with self._alone(segment_id):
-            with self._lock:
-                segment = self._segment(segment_id)
-                stored = segment.stored
-                missing = [t for t in wanted if stored is None or t.slot not in stored.slots]
-            return self._write(segment_id, missing) if missing or stored is None else stored
+            log.warning("segment %x: its file could not be compacted yet: %s", segment_id[1], exc)
 
     @contextlib.contextmanager
     def _alone(self, segment_id: SegmentId) -> Generator[None]:
         """Be the only one who writes this segment."""
         with self._written:
             while segment_id in self._writing:
-                self._written.wait()
-            self._writing.add(segment_id)
+                self._written.wait(PEER_TIMEOUT_S)
+            self._writing[segment_id] = ""
         try:
             yield
         finally:
             with self._written:
-                self._writing.discard(segment_id)
+                del self._writing[segment_id]
                 self._written.notify_all()
 
-    def _write(self, segment_id: SegmentId, new: Sequence[Wanted]) -> Stored:
-        """Write the next generation of a segment's file: its live old rows as they are, and these new ones."""
-        with self._lock:
-            segment = self._segment(segment_id)
-            self._state.check_care(segment_id)
-            before, generation = segment.stored, segment.files
-            segment.files += 1
-            live, whole = set(segment.live_slots), self._state.is_blind
-            sources, chains = self._sources(segment, new)
-        written = {tensor.slot for tensor in new}
-        old_rows, old_parts = self._old(before, None if whole else live, written)
-        rows, parts = encode_tensors(self._codec, sources)
-        del sources
-        bases = {slot: chain for slot, chain in (before.bases.items() if before else ()) if slot in live}
-        bases |= {row.slot: chains[row.slot] for row in rows if row.base is not None}
-        rows, parts = [*old_rows, *rows], [*old_parts, *parts]
-        file = self._archive.write_segment(segment_id, generation, rows, parts)
-        slots = frozenset(row.slot for row in rows) & (live | written)
-        stored = Stored(file.name, file.generation, file.nbytes, slots, bases)
-        try:
-            with self._lock:
-                if self._state.store(segment_id, stored):
-                    return stored
-                self._segment(segment_id)
-                reason = "it got new holders of tensors that are not in the file"
-        except (ModelLostError, CorruptDataError) as exc:
-            reason = str(exc)
-        log.info("segment %s: its file is written again, without bases: %s", segment_id, reason)
-        return self._write(segment_id, [replace(tensor, base=None) for tensor in new])
-
-    def _sources(self, segment: Segment, wanted: Sequence[Wanted]) -> tuple[list[Tensor], dict[int, tuple[Slot, ...]]]:
-        """Return the tensors' bytes, kept in place, and the chains they would continue. Call it with the lock held."""
-        if not wanted:
-            return [], {}
+    def _sources(self, segment: Segment, slots: Iterable[int], plain: bool) -> list[Tensor]:
+        """Return the tensors of slots that no file has, their bytes kept in place. Call it with the lock held."""
+        labels = {label.slot: label for label in segment.labels}
         view = self._segment_memory.view(segment)
         tensors: list[Tensor] = []
-        chains: dict[int, tuple[Slot, ...]] = {}
-        for t in sorted(wanted, key=lambda t: t.slot):
-            offset = segment.offsets[t.slot]
-            if view is None or not isinstance(offset, int):
-                raise ModelLostError(f"segment {segment.id}: expected tensor {t.name!r} in memory; found none")
-            data = view[offset : offset + segment.sizes[t.slot]]
-            digest = segment.digests[t.slot] if segment.digests is not None else None
-            chain = self._chain(t.base)
-            base = self._base(chain[0]) if chain else None
-            if base is not None:
-                chains[t.slot] = chain
-            found = (chain[0], base) if base is not None else None
+        for slot in sorted(slots):
+            offset, label = segment.offsets[slot], labels.get(slot)
+            if view is None or label is None or not isinstance(offset, int):
+                raise CorruptDataError(
+                    f"segment {segment.id[1]:x}: expected slot {slot} in memory, with its name; found neither"
+                )
+            digest = segment.digests[slot] if segment.digests is not None else None
             tensors.append(
                 Tensor(
-                    slot=t.slot,
-                    name=t.name,
-                    layer=t.layer,
-                    dtype=t.dtype,
-                    shape=t.shape,
-                    data=data,
+                    slot=slot,
+                    name=label.name,
+                    layer=label.layer,
+                    dtype=label.dtype,
+                    shape=label.shape,
+                    data=view[offset : offset + segment.sizes[slot]],
                     digest=digest or None,
-                    base=found,
+                    base=None if plain else self._base(label),
                 )
             )
-        return tensors, chains
+        return tensors
 
-    def _chain(self, base: Slot | None) -> tuple[Slot, ...]:
-        """Return a base and what it is encoded against itself; nothing where it cannot serve as one."""
-        if (
-            base is None
-            or self._codec is None
-            or not self._codec.needs_base
-            or self._state.where(base[0]) != self._state.index
-        ):
-            return ()
+    def _base(self, label: Label) -> tuple[Slot, np.ndarray] | None:
+        """Return what a tensor may be encoded against, if that is here, with its bytes. Call it with the lock held."""
+        base = label.base
+        if base is None or self._codec is None or not self._codec.needs_base:
+            return None
         segment = self._state.segment(base[0])
-        if segment is None or segment.stored is None or base[1] not in segment.stored.slots:
-            return ()
-        chain = (base, *segment.stored.bases.get(base[1], ()))
-        return chain if len(chain) < DENSE_EVERY else ()
-
-    def _base(self, base: Slot) -> np.ndarray | None:
-        """Return a base's bytes, if it is in memory and held: reading it back would cost more than it saves."""
-        segment = self._state.segment(base[0])
-        offset = segment.offsets[base[1]] if segment is not None else GONE
-        if segment is None or not isinstance(offset, int) or not segment.counts[base[1]]:
+        offset = segment.offsets[base[1]] if segment is not None and segment.has([base[1]]) else None
+        if segment is None or not isinstance(offset, int) or base[1] not in segment.live or not self._is_short(base):
             return None
         view = self._segment_memory.view(segment)
-        return view[offset : offset + segment.sizes[base[1]]] if view is not None else None
+        return (base, view[offset : offset + segment.sizes[base[1]]]) if view is not None else None
 
-    def _old(self, stored: Stored | None, live: set[int] | None, written: set[int]) -> tuple[list[Row], list[Encoded]]:
-        """Return the rows of a file that are still needed (None: all may be), and their stored bytes.
+    def _is_short(self, base: Slot) -> bool:
+        """Tell whether all that a tensor is encoded against is in files of this shard, and may be continued."""
+        following: Slot | None = base
+        for _ in range(DENSE_EVERY - 1):
+            segment = self._state.segment(following[0])
+            if segment is None or segment.file is None or following[1] not in segment.file.slots:
+                return False
+            following = segment.file.bases.get(following[1])
+            if following is None:
+                return True
+        return False
 
-        Those that are `written` anew are not among them.
-        """
-        if stored is None:
+    def _old(self, before: File | None, slots: Iterable[int]) -> tuple[list[Row], list[Encoded]]:
+        """Return rows of a file, and their stored bytes."""
+        if before is None:
             return [], []
-        file = self._file(stored)
-        slots = sorted((file.rows.keys() if live is None else live & file.rows.keys()) - written)
-        return [file.rows[slot] for slot in slots], [file.encoded(slot) for slot in slots]
+        file = self._file(before)
+        return [file.row(slot) for slot in sorted(slots)], [file.encoded(slot) for slot in sorted(slots)]
+
+    # ---- files that others wrote ----------------------------------------------------------------------
+
+    def open_known(self, segment_id: SegmentId) -> None:
+        """Make a segment of a file that the catalog gave; nothing where that was done already.
+
+        Raises:
+            ModelLostError: the file is not there; that is reported.
+            CorruptDataError, StorageError: it cannot be read.
+        """
+        with self._lock:
+            file = self._state.known_files.get(segment_id)
+        if file is None:
+            return
+        try:
+            rows = self._file(file).rows
+        except StorageError as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise
+            with self._lock:
+                if self._state.known_files.get(segment_id) == file:
+                    self._state.note_lost(segment_id, file.slots)
+            raise ModelLostError(f"segment {segment_id[1]:x}: expected {file.name}; it is not there") from exc
+        if not rows.keys() >= file.slots:
+            raise CorruptDataError(
+                f"{self._archive.directory.uri}/{file.name}: expected slots {sorted(file.slots)[:8]}; found "
+                f"{sorted(rows)[:8]}"
+            )
+        with self._lock:
+            self._state.open_known(segment_id, _sizes(rows))
+
+    def inspected(self, name: str) -> tuple[list[int], File]:
+        """Open a file of which only the name is known; return the bytes of its slots, and what is in it.
+
+        Raises:
+            CorruptDataError, StorageError: it cannot be read.
+        """
+        generation = int(name.split(".")[-2])
+        opened = self._file(File(name, generation, 0, frozenset()))
+        bases = {row.slot: row.base for row in opened.rows.values() if row.base is not None}
+        return _sizes(opened.rows), File(name, generation, opened.nbytes, frozenset(opened.rows), bases)
 
     # ---- to memory ------------------------------------------------------------------------------------
 
@@ -288,7 +278,7 @@ class Tiers:
         """Return a segment's content hashes from its file; None where it has no file, or does not know one."""
         with self._lock:
             segment = self._state.segment(segment_id)
-            if segment is None or segment.stored is None:
+            if segment is None or segment.file is None:
                 return None
             live, count = segment.live_slots, len(segment.sizes)
         file = self._unless_replaced(lambda opened: opened(segment_id))
@@ -318,7 +308,7 @@ class Tiers:
     def _check_slot(self, segment_id: SegmentId, slot: int) -> list[str]:
         with self._lock:
             segment = self._segment(segment_id)
-            stored, offset, view = segment.stored, segment.offsets[slot], self._segment_memory.view(segment)
+            stored, offset, view = segment.file, segment.offsets[slot], self._segment_memory.view(segment)
             size = segment.sizes[slot]
         resident = view[offset : offset + size] if view is not None and isinstance(offset, int) else None
         if stored is None or slot not in stored.slots:
@@ -334,25 +324,13 @@ class Tiers:
     def _segment(self, segment_id: SegmentId) -> Segment:
         segment = self._state.segment(segment_id)
         if segment is None:
-            raise ModelLostError(f"segment {segment_id}: expected a segment in use; its last holder has released it")
+            raise ModelLostError(f"segment {segment_id[1]:x}: expected a segment in use; it was freed")
         return segment
 
-    def stored(self, segment_id: SegmentId) -> Stored:
-        """Return the file of a segment of this shard.
-
-        Raises:
-            ModelLostError: it has none, or is not here.
-        """
-        with self._lock:
-            stored = self._segment(segment_id).stored
-        if stored is None:
-            raise ModelLostError(f"segment {segment_id}: expected a file; it exists only in memory")
-        return stored
-
-    def writes(self, segment_id: SegmentId) -> bool:
-        """Tell whether a file of a segment is being written."""
+    def idle(self, names: Iterable[str]) -> list[str]:
+        """Return those of some files that nobody writes just now."""
         with self._written:
-            return segment_id in self._writing
+            return [name for name in names if name not in self._writing.values()]
 
     def forget(self, names: Sequence[str]) -> None:
         """Let go of files that are to be deleted: one that is open keeps its place on the disk."""
@@ -381,7 +359,7 @@ class Tiers:
 
         What fails then is the look at a file that is no one's any more: it says nothing of those that count.
         """
-        used: dict[SegmentId, Stored] = {}
+        used: dict[SegmentId, File] = {}
 
         def opened(segment_id: SegmentId) -> SegmentFile:
             used[segment_id] = self._stored(segment_id)
@@ -394,17 +372,28 @@ class Tiers:
                 raise
             return None
 
-    def _are_current(self, used: Mapping[SegmentId, Stored]) -> bool:
+    def _are_current(self, used: Mapping[SegmentId, File]) -> bool:
         try:
-            return all(self._stored(segment_id) == stored for segment_id, stored in used.items())
+            return all(self._stored(segment_id).name == file.name for segment_id, file in used.items())
         except ModelLostError:
             return False
 
-    def _stored(self, segment_id: SegmentId) -> Stored:
-        mine = self._state.where(segment_id) == self._state.index
-        return self.stored(segment_id) if mine else self._stored_elsewhere(segment_id)
+    def _stored(self, segment_id: SegmentId) -> File:
+        """Return the file of a segment, which another shard may keep.
 
-    def _file(self, stored: Stored) -> SegmentFile:
+        Raises:
+            ModelLostError: it has none.
+        """
+        with self._lock:
+            segment = self._state.segment(segment_id)
+            file = segment.file if segment is not None else self._state.known_files.get(segment_id)
+        if file is None:
+            file = self._context.catalog.call(CatalogCalls.files([segment_id]), PEER_TIMEOUT_S).get(segment_id)
+        if file is None:
+            raise ModelLostError(f"segment {segment_id[1]:x}: expected a file; it exists only in memory, or not at all")
+        return file
+
+    def _file(self, stored: File) -> SegmentFile:
         """Return an open file; the ones used last are kept open."""
         with self._open_lock:
             file = self._open.get(stored.name)
@@ -413,6 +402,11 @@ class Tiers:
                     StoredFile(stored.name, stored.generation, stored.nbytes)
                 )
             return file
+
+
+def _sizes(rows: Mapping[int, Row]) -> list[int]:
+    """Return the bytes of all slots of a segment; 0 of those without a row."""
+    return [rows[slot].nbytes if slot in rows else 0 for slot in range(max(rows, default=-1) + 1)]
 
 
 def give_way() -> None:

@@ -9,35 +9,32 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
 from ....store.errors import ModelLostError
-from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import Block, SegmentId
-from ....store.versions.version import Record
 from ....store.waiting import Deadline
 from ...collective.rendezvous import Endpoint, Endpoints, LocalRendezvous
 from ...rpc.calls import answers
-from ...rpc.messages import Fetched
 from ...transport.frames import Slots
 from ...transport.parcels import PairAnswer, PairQuestion
 from ..admission import Admission
 from ..calls.reads import ReadCalls
 from ..context import ShardContext
 from ..disk.history import History, required
-from ..handoff.name_handoff import NameHandoff
 from ..segment_memory import READ_ROUNDS
 from ..serving.exports import Exports
 from ..serving.senders import Senders
 
 LOOK_S, LOCK_S = 0.25, 5.0
 """How often the shard looks whether a reader has locked what was read from the disk for it, and how long it waits."""
+_WHAT = "blocks of a version"
 
-_Found = tuple[dict[SegmentId, Block], int, dict[SegmentId, np.ndarray]]
-"""(blocks, the epoch at which this was answered, what keeps them in place)."""
+_Found = tuple[dict[SegmentId, Block], dict[SegmentId, np.ndarray]]
+"""Blocks, and what keeps them in place."""
 
 
 class Reads:
@@ -47,7 +44,6 @@ class Reads:
         context: the shard's.
         admission: has memory for what is read from the disk.
         history: the shard's disk, if there is one.
-        names: which names are at home here.
         senders: send to groups.
         rendezvous: where the members of a group meet.
         exports: blocks in the engine's object store.
@@ -59,7 +55,6 @@ class Reads:
         *,
         admission: Admission,
         history: History | None,
-        names: NameHandoff,
         senders: Senders,
         rendezvous: LocalRendezvous,
         exports: Exports,
@@ -70,44 +65,29 @@ class Reads:
         self._segment_memory = context.segment_memory
         self._admission = admission
         self._history = history
-        self._names = names
         self._senders = senders
         self._rendezvous = rendezvous
         self._exports = exports
 
-    @answers(ReadCalls.fetch)
-    async def fetch(
-        self,
-        client: str,
-        name: str,
-        version: int | None,
-        known: ModelRef | None,
-        wanted: Slots,
-        whole: bool,
-    ) -> Fetched:
-        found: list[Record] = []
-
-        def places() -> Slots:
-            self._context.requests += 1
-            self._names.check(name)
-            found[:] = [self._state.record(name, version, client)]
-            if found[0].header.ref == known:
-                return wanted
-            return self._state.held(found[0].header.ref) if whole else {}
-
-        blocks, epoch, _ = await self._brought(places, True, name)
-        record = found[0]
-        return Fetched(record.header, None if record.header.ref == known else record.body, blocks, epoch)
-
     @answers(ReadCalls.blocks)
     async def blocks(self, wanted: Slots) -> dict[SegmentId, Block]:
-        blocks, _, _ = await self._brought(lambda: wanted, True, "blocks for another shard's version")
+        blocks, _ = await self._brought(wanted, local=True)
         return blocks
 
     @answers(ReadCalls.carried)
     async def carried(self, wanted: Slots) -> dict[SegmentId, Block]:
-        blocks, _, views = await self._brought(lambda: wanted, False, "blocks for another shard's version")
+        blocks, views = await self._brought(wanted, local=False)
         return await self._segment_memory.workers.run(self._exports.exported, blocks, views)
+
+    @answers(ReadCalls.digests)
+    async def digests(self, segments: Sequence[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
+        if self._history is not None:
+            await self._history.open_known(segments)
+            await self._history.loading.digests(segments, self._admission.taken)
+        for future in self._segment_memory.hashing.futures(segments):
+            await asyncio.wrap_future(future)
+        with self._lock:
+            return self._state.digests(segments)
 
     @answers(ReadCalls.send_by)
     async def send_by(self, backend: str, member: str, question: PairQuestion) -> PairAnswer:
@@ -119,13 +99,6 @@ class Reads:
     async def meet(self, key: str, rank: int, size: int, endpoint: Endpoint, timeout: float) -> Endpoints:
         return await self._rendezvous.met(key, rank, size, endpoint, timeout)
 
-    @answers(ReadCalls.check_manifest)
-    async def check_manifest(self, client: str, ref: ModelRef) -> list[str]:
-        with self._lock:
-            self._names.check(ref.name)
-            record = self._state.record(ref.name, ref.version, client)
-        return await required(self._history, self._context.index).check_manifest(record.header, record.body)
-
     @answers(ReadCalls.check_tensors)
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
         problems: list[str] = []
@@ -135,32 +108,38 @@ class Reads:
 
     # ---- within ---------------------------------------------------------------------------------------
 
-    async def _brought(self, places: Callable[[], Slots], local: bool, what: str) -> _Found:
+    async def _brought(self, wanted: Slots, local: bool) -> _Found:
         """Find blocks, and read what is on disk only until all of it is in the memory at one time.
 
         Args:
-            places: says what is wanted, with the lock held.
+            wanted: segments and slots.
             local: see `_found`.
-            what: names the read in errors.
         """
         kept: list[np.ndarray] = []
-        for _ in range(READ_ROUNDS):
+        if self._history is not None:
+            await self._history.open_known(wanted)
+        for again in range(READ_ROUNDS):
             with self._lock:
-                wanted = places()
+                self._context.requests += 0 if again else 1
+                self._check(wanted)
                 if not self._state.absent(wanted):
                     found = self._found(wanted, local)
                     if kept:
                         self._release_when_locked(kept, found[0], Deadline.after(LOCK_S))
                     return found
             kept = []  # a load that waits for room must keep nothing; it takes it up again
-            try:
-                loading = required(self._history, self._context.index).loading
-                kept = await loading.load(what, wanted, self._admission.taken)
-            except ModelLostError:
-                with self._lock:
-                    places()  # this says so where the version was retired meanwhile
-                raise
-        raise self._segment_memory.crowded(what)
+            loading = required(self._history, self._context.index).loading
+            kept = await loading.load(_WHAT, wanted, self._admission.taken)
+        raise self._segment_memory.crowded(_WHAT)
+
+    def _check(self, wanted: Slots) -> None:
+        """Refuse slots that are not here, or were freed. Call it with the lock held."""
+        for segment_id, slots in wanted.items():
+            if not self._state.has(segment_id, slots):
+                raise ModelLostError(
+                    f"shard {self._context.index}: expected slots {list(slots)[:8]} of segment {segment_id[1]:x}; they "
+                    "are not here"
+                )
 
     def _found(self, wanted: Slots, local: bool) -> _Found:
         """Return what is wanted, all of which is in memory; for others than `local` clients, kept there.
@@ -168,7 +147,7 @@ class Reads:
         Call it with the lock held.
         """
         blocks = self._state.blocks(wanted)
-        return blocks, self._segment_memory.epoch, {} if local else self._segment_memory.views(blocks)
+        return blocks, {} if local else self._segment_memory.views(blocks)
 
     def _release_when_locked(self, kept: list[np.ndarray], blocks: dict[SegmentId, Block], deadline: Deadline) -> None:
         """Drop what keeps blocks in the memory as soon as the reader has locked them, or the deadline has passed."""

@@ -42,7 +42,7 @@ class BlockServer:
         self._state = context.state
         self._lock = context.lock
         self._segment_memory = context.segment_memory
-        self._peers = context.peers
+        self._shards = context.shards
         self._server = TcpServer(self._answer, context.engine.address())
         self.address = Address(*self._server.address, self._server.token)
         """Where it listens, as long as the process lives."""
@@ -61,7 +61,7 @@ class BlockServer:
                 served = self._served(slots)
             if served is not None:
                 return served
-            self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
+            self._shards[self._index].call(ShardCalls.blocks(slots), deadline.left())
         raise self._segment_memory.crowded(f"segments {list(slots)} for sending")
 
     def _answer(
@@ -95,6 +95,8 @@ class BlockServer:
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
         """Keep what is asked for in place, and count it; None when some is on disk only. Call it with the lock held."""
+        if not self._state.known_files.keys().isdisjoint(slots):
+            return None
         self._state.blocks(slots)  # all are here, and were used now
         segments = [segment for segment_id in slots if (segment := self._state.segment(segment_id)) is not None]
         chosen = [places for segment in segments if (places := _chosen(segment, slots[segment.id])) is not None]
