@@ -17,7 +17,7 @@ from tensorvine.store.catalog.orders import Cool, Discard, Free, Order, Take
 from tensorvine.store.catalog.reports import Answered, Report
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.holders import Request
-from tensorvine.store.segments.segment import ABSENT, GONE, File, SegmentId
+from tensorvine.store.segments.segment import ABSENT, GONE, File, Segment, SegmentId
 from tensorvine.store.shard import ShardState
 
 CLIENTS = ["a", "b"]
@@ -48,7 +48,7 @@ class OneShard(RuleBasedStateMachine):
         self.orders: list[Order] = []
         self.serial = self.number = self.term = 0
         self.unanswered: Report | None = None
-        self.whole: set[SegmentId] | None = None
+        self.answered: list[Report] = []
         self.new_term()
 
     # ---- help -----------------------------------------------------------------------------------------
@@ -211,8 +211,13 @@ class OneShard(RuleBasedStateMachine):
         if self.unanswered is not None:
             assert report.stored == self.unanswered.stored
             assert report.serial == self.unanswered.serial
+        elif report.serial == 1:
+            assert report.stored == self.state.offered()
         self.unanswered = report
         assert (report.whole is not None) == (report.serial == 1)
+        if report.whole is not None:
+            committed = {s: tuple(sorted(model.live)) for s, model in self.models.items() if model.save is None}
+            assert {segment: held.slots for segment, held in report.whole.segments.items()} == committed
 
     @precondition(lambda self: self.unanswered is not None)
     @rule(data=st.data(), twice=st.booleans())
@@ -224,10 +229,19 @@ class OneShard(RuleBasedStateMachine):
         for _ in range(1 + twice):
             self.state.answered(report, Answered(refused=tuple(refused)))
         self.unanswered = None
+        self.answered.append(report)
         assert self.state.has_reported
         for segment in set(stored) - set(refused):
             found = self.state.segment(segment)
             assert found is None or segment in self.state.offered() or found.file == report.stored[segment]
+
+    @precondition(lambda self: self.answered)
+    @rule(data=st.data())
+    def a_late_answer_changes_nothing(self, data: Any) -> None:
+        report = data.draw(st.sampled_from(self.answered))
+        before = self.state.offered()
+        self.state.answered(report, Answered(refused=tuple(report.stored)))
+        assert self.state.offered() == before
 
     @rule()
     def new_term(self) -> None:
@@ -239,16 +253,6 @@ class OneShard(RuleBasedStateMachine):
             with pytest.raises(ShardUnavailableError, match="expected a catalog of term"):
                 self.state.begin_term(term, token)
         self.state.begin_term(self.term, b"token")
-
-    @rule()
-    def the_whole_is_all_that_is_committed(self) -> None:
-        if not self.state.has_reported:
-            whole = self.state.report("node", None, 1 << 20).whole
-            if self.unanswered is None:
-                assert whole is not None
-            assert whole is not None
-            committed = {s: tuple(sorted(model.live)) for s, model in self.models.items() if model.save is None}
-            assert {segment: held.slots for segment, held in whole.segments.items()} == committed
 
     # ---- memory ---------------------------------------------------------------------------------------
 
@@ -283,43 +287,34 @@ class OneShard(RuleBasedStateMachine):
     # ---- what always holds ----------------------------------------------------------------------------
 
     @invariant()
-    def the_segments_are_those_of_the_model(self) -> None:
+    def everything_is_as_the_model_has_it(self) -> None:
         if not hasattr(self, "state"):
             return
         self.take_what_is_left()
         self.state.check()
-        assert {segment.id: segment.live for segment in self.state.segments()} == {
-            segment: model.live for segment, model in self.models.items()
+        segments = {segment.id: segment for segment in self.state.segments()}
+        assert {key: segment.live for key, segment in segments.items()} == {
+            key: model.live for key, model in self.models.items()
         }
-
-    @invariant()
-    def each_live_slot_is_in_memory_or_in_a_file_that_the_catalog_knows(self) -> None:
-        for segment in self.state.segments() if hasattr(self, "state") else ():
-            for slot in segment.live:
-                offset = segment.offsets[slot]
-                assert offset != GONE
-                if offset == ABSENT:
-                    assert segment.file is not None
-                    assert slot in segment.file.slots
-                else:
-                    assert segment.handle is not None
-
-    @invariant()
-    def each_block_is_a_segments_or_was_freed_once(self) -> None:
-        if hasattr(self, "state"):
-            assert {id(s.handle) for s in self.state.segments() if s.handle is not None} == self.handles
-
-    @invariant()
-    def a_file_lives_as_long_as_a_segment_has_it_or_it_is_offered(self) -> None:
-        for segment in self.state.segments() if hasattr(self, "state") else ():
-            offered = self.state.offered().get(segment.id)
-            wanted = {file.name for file in (offered, segment.file) if file is not None}
-            assert set(self.models[segment.id].files) == wanted
-
-    @invariant()
-    def news_are_reported_until_they_are_answered(self) -> None:
-        if hasattr(self, "state") and (self.state.offered() or self.unanswered is not None):
+        assert {id(segment.handle) for segment in segments.values() if segment.handle is not None} == self.handles
+        for key, segment in segments.items():
+            self.check_slots(segment)
+            offered = self.state.offered().get(key)
+            assert set(self.models[key].files) == {file.name for file in (offered, segment.file) if file is not None}
+        if self.state.offered() or self.unanswered is not None:
             assert self.state.has_news
+
+    @staticmethod
+    def check_slots(segment: Segment) -> None:
+        """Each live slot is in memory, or in a file that the catalog knows."""
+        for slot in segment.live:
+            offset = segment.offsets[slot]
+            assert offset != GONE
+            if offset == ABSENT:
+                assert segment.file is not None
+                assert slot in segment.file.slots
+            else:
+                assert segment.handle is not None
 
 
 OneShard.TestCase.settings = settings(deadline=None, stateful_step_count=60)
