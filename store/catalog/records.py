@@ -156,8 +156,8 @@ class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
     name: str
     next_version: int
     newest_ns: int
-    lost: tuple[tuple[int, Ref | None], ...]
-    """Lost versions, and their parents."""
+    lost: tuple[tuple[int, Ref | None, float | None], ...]
+    """Lost versions: parent and quality."""
     unread: tuple[int, ...]
     """Versions whose manifests could not be read."""
     past: tuple[tuple[int, Ref | None, float | None], ...]

@@ -80,7 +80,7 @@ class References:
     >>> references.add({(0, 1): [0]})
     >>> references.drop({(0, 1): [0]})
     >>> [(freed.slots, freed.shards) for freed in references.freed], (0, 1) in references
-    ([(0, 1)], False)
+    ([((0, 1), (0,))], False)
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,9 @@ class References:
         other = {segment: list(filter(None, known.counts)) for segment, known in derived.items()}
         if mine != other:
             wrong = [f"{s[1]:x}" for s in mine.keys() | other.keys() if mine.get(s) != other.get(s)]
-            raise CorruptDataError(f"references: expected those of the versions; found others for segments {wrong[:10]}")
+            raise CorruptDataError(
+                f"references: expected those of the versions; found others for segments {wrong[:10]}"
+            )
 
     def _entered(self, segment: SegmentId, slots: int) -> Known:
         known = self._known.get(segment)
