@@ -15,7 +15,7 @@ import numpy as np
 
 from ....store.errors import ModelLostError
 from ....store.segments.arena import Part
-from ....store.segments.segment import Block, SegmentId
+from ....store.segments.segment import Block, Segment, SegmentId
 from ....store.waiting import Deadline
 from ...collective.rendezvous import Endpoint, Endpoints, LocalRendezvous
 from ...rpc.calls import answers
@@ -135,7 +135,8 @@ class Reads:
     def _check(self, wanted: Slots) -> None:
         """Refuse slots that are not here, or were freed. Call it with the lock held."""
         for segment_id, slots in wanted.items():
-            if not self._state.has(segment_id, slots):
+            segment = self._state.segment(segment_id)
+            if segment is None or not all(_is_there(segment, slot) for slot in slots):
                 raise ModelLostError(
                     f"shard {self._context.index}: expected slots {list(slots)[:8]} of segment {segment_id[1]:x}; they "
                     "are not here"
@@ -160,3 +161,8 @@ class Reads:
                 asyncio.get_running_loop().call_later(LOOK_S, look)
 
         asyncio.get_running_loop().call_later(LOOK_S, look)
+
+
+def _is_there(segment: Segment, slot: int) -> bool:
+    """Tell whether a slot can be read: in memory it can be for a while after it was freed."""
+    return slot in segment.live or (0 <= slot < len(segment.sizes) and isinstance(segment.offsets[slot], int))

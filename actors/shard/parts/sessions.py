@@ -135,7 +135,8 @@ class Sessions:
             for client in died:
                 self._end(client)
             for client in self._state.requests.expired(time.monotonic()):
-                self.end_saves(client)
+                if not self._local.watches(client):
+                    self.end_saves(client)
             self._drop_over()
         if died:
             log.info("clients %s have ended: dropping what they staged", died)

@@ -286,7 +286,6 @@ class Writes:
         try:
             with self._lock:
                 self._state.commit(save, named)
-                self._state.requests.end(save)
                 self._segment_memory.drop_grants(save)
                 self._copies.committed(save)
         except Exception:
