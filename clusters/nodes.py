@@ -13,7 +13,7 @@ from . import words
 if TYPE_CHECKING:
     from ..actors.engine.engine import Engine
 
-PLANNER = "/planner"
+CATALOG = "/catalog"
 STARTED_BY_UP = "tensorvine-up"
 """The label of the node of a Ray that `tensorvine up` started."""
 
@@ -68,7 +68,7 @@ def await_nodes(engine: Engine, count: int, timeout: float) -> None:
 
 def repositories(engine: Engine) -> list[str]:
     """List the names of the repositories that run."""
-    return sorted(name.removesuffix(PLANNER) for name in engine.actors() if name.endswith(PLANNER))
+    return sorted(name.removesuffix(CATALOG) for name in engine.actors() if name.endswith(CATALOG))
 
 
 def check_there(engine: Engine, repository: str) -> None:

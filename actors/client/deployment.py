@@ -37,6 +37,7 @@ from ..engine.engine import Engine
 from ..planner.calls import PlannerCalls
 from ..planner.resizing import ScaleReport
 from ..rpc.catalog_calls import CatalogCalls
+from ..rpc.catalog_messages import CatalogStats
 from ..rpc.closing import close_all
 from ..rpc.messages import METADATA_BYTES
 from ..shard.calls import ShardCalls
@@ -334,6 +335,14 @@ class Deployment:
         report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report
+
+    def catalog_stats(self, timeout: float = 2.0) -> CatalogStats:
+        """Return the statistics of the catalog, for monitoring. Unlike `stats`, this method asks no shard.
+
+        Args:
+            timeout: Seconds to wait.
+        """
+        return self._session.ask(CatalogCalls.stats(), seconds_of(timeout))
 
     def stats_by_shard(self, timeout: float = 2.0) -> dict[int, ShardStats | TensorVineError]:
         """Return the statistics of each shard, for monitoring.

@@ -37,7 +37,7 @@ from ...store.errors import (
 from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.arena import Part
 from ...store.segments.segment import GONE, Block, Offset, SegmentId, layout
-from ...store.versions.manifest import TensorEntry, sizes_of, slots_of
+from ...store.versions.manifest import TensorEntry, sizes_of
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.catalog_messages import Located, Location

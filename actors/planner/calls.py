@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...planner.topology import Topology
 from ..rpc.calls import remote
-from ..rpc.ledger_calls import LedgerCalls
 from .resizing import ScaleReport
 from .streams import Advice, Delivered, Observed
 
 
-class PlannerCalls(LedgerCalls):
+class PlannerCalls:
     """All calls of a planner."""
-
-    @remote("ctl", repeatable=True)
-    def topology(self) -> Topology:
-        """Return the shape of the repository."""
-        ...
-
-    @remote("ctl", repeatable=True)
-    def shards_on(self, node: str, version: int) -> tuple[int, ...] | None:
-        """Return the shards that were on a node when the planner looked last, some seconds ago at most.
-
-        None: it has not looked since the topology had this version.
-        """
-        ...
-
-    @remote("ctl")
-    def claim(self) -> None:
-        """Take the path for this repository, and sweep what a crash left half-written there.
-
-        Raises:
-            StorageError: another repository runs on it.
-        """
-        ...
 
     @remote("ctl")
     def reserve(self, places: Mapping[int, str]) -> dict[int, int]:
@@ -57,8 +33,8 @@ class PlannerCalls(LedgerCalls):
         ...
 
     @remote("watch")
-    def rest(self, started_by: str, timeout: float) -> Topology:
-        """Let no change of the shards begin any more, and return the topology when the one that is under way has ended.
+    def rest(self, started_by: str, timeout: float) -> None:
+        """Let no change of the shards begin any more, and wait until the one that is under way has ended.
 
         Another start than `started_by` goes on as it was.
 

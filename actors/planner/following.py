@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ class Following:
         resizing: makes the changes.
         reservations: of the shards' memory, which follow the shards.
         registry: keeps the number that was asked for.
-        topology: gives the present one.
+        start: the topology of the repository's start.
         count: how many shards there are to be; None: one on each node.
         policy: when the number changes by itself; None: only when somebody asks for another.
     """
@@ -69,7 +69,7 @@ class Following:
         resizing: Resizing,
         reservations: Reservations,
         registry: Registry,
-        topology: Callable[[], Topology],
+        start: Topology,
         count: int | None,
         policy: ScalePolicy | None,
     ) -> None:
@@ -78,10 +78,10 @@ class Following:
         self._resizing = resizing
         self._reservations = reservations
         self._registry = registry
-        self._topology = topology
-        self._membership = Membership(topology().replicas)
+        self._start = start
+        self._membership = Membership(start.replicas)
         self._scaler = Scaler(policy) if policy is not None else None
-        self._count = len(topology().shards) if policy is not None else count
+        self._count = count
         self._turn = threading.Lock()
         self._known: tuple[tuple[int, frozenset[str]], float, dict[int, str]] = ((-1, frozenset()), 0.0, {})
         """What the places of the shards depend on (the topology's version, and the nodes that may hold them), when they
@@ -89,11 +89,6 @@ class Following:
         self._blind = Deadline.after(LATE_S)
         """By when the shards should have said where they are."""
         threading.Thread(target=self._follow, name="tensorvine-follow", daemon=True).start()
-
-    def shards_on(self, node: str, version: int) -> tuple[int, ...] | None:
-        """Return the shards that were on a node at the last look; None: it was before this version of the topology."""
-        (looked, _), _, places = self._known
-        return tuple(shard for shard, at in places.items() if at == node) if looked >= version else None
 
     def scale(self, shards: int | None, timeout: float) -> ScaleReport:
         """Have so many shards from now on; None: one on each node.
@@ -140,8 +135,8 @@ class Following:
 
     def _spread_out(self, deadline: Deadline) -> ScaleReport:
         """Have one shard on each node now."""
-        before = len(self._topology().shards)
-        done = ScaleReport(before, before, 0, 0, 0, 0, 0.0)
+        before = len(self._resizing.topology(deadline).shards)
+        done = ScaleReport(before, before, 0, 0.0)
         began, pauses = time.monotonic(), Backoff(0.1, 1.0)
         while True:
             move, version = self._next(settle_s=0.0)
@@ -151,14 +146,8 @@ class Following:
             if report is None and not pauses.wait(deadline):
                 raise OperationTimeoutError("scale: expected to finish in time; other changes of the shards delayed it")
             if report is not None:
-                done = replace(
-                    done,
-                    shards_after=report.shards_after,
-                    names_moved=done.names_moved + report.names_moved,
-                    metadata_bytes_moved=done.metadata_bytes_moved + report.metadata_bytes_moved,
-                    metadata_bytes_total=max(done.metadata_bytes_total, report.metadata_bytes_total),
-                    tensor_bytes_moved=done.tensor_bytes_moved + report.tensor_bytes_moved,
-                )
+                moved = done.tensor_bytes_moved + report.tensor_bytes_moved
+                done = replace(done, shards_after=report.shards_after, tensor_bytes_moved=moved)
         return replace(done, seconds=time.monotonic() - began)
 
     # ---- the thread -------------------------------------------------------------------------------------
@@ -195,13 +184,15 @@ class Following:
             self._membership.failed(time.monotonic(), move)
             raise
         if report is not None:
-            log.info("repository %r: %s; %s", self._topology().repository, move, report)
+            log.info("repository %r: %s; %s", self._start.repository, move, report)
 
     def _next(self, settle_s: float) -> tuple[Move, int]:
         """Return what is to change, as things stand, and the version of the topology by which they do."""
-        topology = self._topology()
+        topology = self._resizing.topology(Deadline.after(PEER_TIMEOUT_S))
         able = [node.id for node in able_nodes(self._engine.nodes(), topology.nodes)]
         places = self._places(topology, able)
+        if self._scaler is not None and self._count is None:
+            self._count = len(topology.shards)
         if self._scaler is not None and able and set(places.values()) <= set(able):  # else shards are about to drain
             self._count = self._scaler.observe(time.monotonic(), len(able), self._loads(topology))
         return self._membership.observe(time.monotonic(), able, places, self._count, settle_s), topology.version
@@ -217,7 +208,7 @@ class Following:
         now, depends = time.monotonic(), (topology.version, frozenset(able))
         known, asked, places = self._known
         if known != depends or now - asked > PLACES_S:
-            places = self._resizing.places(Deadline.after(PEER_TIMEOUT_S))
+            places = self._resizing.places(topology)
             self._reservations.follow(places, self._capacity)
             self._known = depends, now, places
         return places

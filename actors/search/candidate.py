@@ -3,7 +3,6 @@
 Rules
 - The ancestor is pinned from the query to the release: somebody else may retire it meanwhile, and both the load and
   the save that inherits from it still work.
-- What a save needs to know and to have before it can write is asked for before the training, and comes during it.
 - An ancestor whose tensors went with a shard that died is none: it costs the transfer, and not the candidate.
 - A layer is taken over when its tensors fit the ancestor's in number, shape and dtype, and so do all layers before it.
 - Frozen layers are the ancestor's. A save compares all the same: whatever of a layer is not the ancestor's, bit for
@@ -16,20 +15,20 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Set
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
 
 from ...store.arrays import dtype_name
-from ...store.errors import ModelLostError, TensorVineError
+from ...store.errors import ModelLostError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef, check_name
 from ..client.frameworks import recipe_of
 from ..client.match import PrefixMatch
 from ..client.repository import Repository
-from ..client.save.request import Announced, Saved, same_bytes
+from ..client.save.request import Saved, same_bytes
 from .parts import ModelParts
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,6 @@ class Candidate:
         self._match: PrefixMatch | None = None
         self._taken: dict[str, np.ndarray] = {}
         """Tensor of this model -> the ancestor's bytes, which are compared with when it is saved."""
-        self._announced: Announced | None = None
         self._thaw: Callable[[], None] | None = None
         self._released = False
         if repository is None:
@@ -93,7 +91,6 @@ class Candidate:
                     ]
                     taken, of = len(self.layers), len(parts.graph.layers)
                     log.info("%s: %d of %d layers from %s, %d frozen", name, taken, of, self.ancestor, len(whole))
-                self._announce(repository, parts, frozen)
                 parts.forget()
         except BaseException:
             self.release()
@@ -126,25 +123,18 @@ class Candidate:
         with self._timed():
             tensors = self._parts.tensors()
             graph = self._parts.graph_with(tensors)
-            announced, self._announced = self._announced, None  # it serves one save
-            try:
-                return self._repository._submit(
-                    self.name,
-                    tensors,
-                    graph,
-                    recipe=recipe_of(self.model),
-                    parent=self.ancestor,
-                    inherit=self._unchanged(graph, tensors) or None,
-                    quality=float(quality),
-                    metadata=metadata,
-                    timeout=timeout,
-                    announced=announced,
-                    until="committed",
-                ).committed()
-            except BaseException:
-                if announced is not None:  # the save may have been refused before it began
-                    self._repository._saves.saver.withdraw(announced)
-                raise
+            return self._repository._submit(
+                self.name,
+                tensors,
+                graph,
+                recipe=recipe_of(self.model),
+                parent=self.ancestor,
+                inherit=self._unchanged(graph, tensors) or None,
+                quality=float(quality),
+                metadata=metadata,
+                timeout=timeout,
+                until="committed",
+            ).committed()
 
     def release(self) -> None:
         """Unpin the ancestor. After this call, the candidate cannot be saved. A second call does nothing.
@@ -158,14 +148,9 @@ class Candidate:
         if thaw is not None:
             thaw()
         match, self._match = self._match, None
-        announced, self._announced = self._announced, None
-        if match is None and announced is None:
-            return
-        with self._timed():
-            if match is not None:
+        if match is not None:
+            with self._timed():
                 match.release(wait=False)
-            if announced is not None and self._repository is not None:
-                self._repository._saves.saver.withdraw(announced)
 
     def __enter__(self) -> Candidate:
         return self
@@ -200,22 +185,8 @@ class Candidate:
         self.ancestor, self.layers = match.ref, layers
 
     def _query(self, repository: Repository, parts: ModelParts) -> PrefixMatch | None:
-        """Look for the ancestor; while the shards look, get ready what comes after it."""
+        """Look for the ancestor; while the catalog looks, get ready what comes after it."""
         return repository._prefixes.longest([parts.graph], meanwhile=parts.prepare)[0]
-
-    def _announce(self, repository: Repository, parts: ModelParts, frozen: Set[str]) -> None:
-        """Have the save begin; what is frozen will not be written."""
-        graph = parts.graph
-        shared = {
-            name for mine in self.layers if frozen >= set(tensors := graph.by_name[mine].tensors) for name in tensors
-        }
-        written = {name: parts.first[name] for name in graph.tensors if name not in shared}
-        parent = (self.ancestor.name, self.ancestor.version) if self.ancestor is not None else None
-        try:
-            architecture = None if parts.compiles else (graph.to_json(), recipe_of(self.model))
-            self._announced = repository._saves.saver.announce(self.name, parent, written, architecture)
-        except TensorVineError as exc:
-            log.info("the save of %s could not be announced, and takes one more message: %s", self.name, exc)
 
     def _to_freeze(self, graph: ModelGraph) -> set[str]:
         """Return the tensors that must not change: all that were taken over, but for a model that could not learn."""

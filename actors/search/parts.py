@@ -52,11 +52,6 @@ class ModelParts:
         """The tensors that it was taken apart with; those of a torch module show later changes."""
         return self._state.tensors() if self._state else self._adapter.tensors_of(self._model, self._read)
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the training may change how the model is built again: a Keras model is compiled for it."""
-        return self._state is not None
-
     def prepare(self) -> None:
         """Find out now what will be asked for."""
         _ = self.first, self.graph.to_json()

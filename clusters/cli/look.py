@@ -66,10 +66,11 @@ def status(name: Name = None, address: Address = None, scheduler: Scheduler = No
     from ..nodes import machines
 
     with connected(name, address, scheduler) as repository:
-        told, known = repository.stats_by_shard(PATIENCE_S), repository.name
+        catalog, told = repository.catalog_stats(PATIENCE_S), repository.stats_by_shard(PATIENCE_S)
+        known = repository.name
         found, where = machines(repository.engine), repository.engine.actors()
     silent = {shard: " ".join(str(why).split()) for shard, why in told.items() if isinstance(why, TensorVineError)}
-    stats = RepositoryStats.of([holds for holds in told.values() if not isinstance(holds, TensorVineError)])
+    stats = RepositoryStats.of(catalog, [holds for holds in told.values() if not isinstance(holds, TensorVineError)])
     here = {shard: where.get(f"{known}/shard-{shard}") or "" for shard in told}
     if as_json:
         nodes = [
@@ -90,10 +91,14 @@ def _print_status(
     out.print(_shards(name, stats, {machine.id: machine.address for machine in found}, here))
     for shard, why in silent.items():
         out.print(f"shard {shard} does not answer: {why:.{SAID}}", style="red", soft_wrap=True)
-    for s in stats.shards:
-        if s.manifests_unread or s.files_orphaned:
-            unread, orphans = words.count(s.manifests_unread, "manifest"), words.count(s.files_orphaned, "unused file")
-            out.print(f"shard {s.shard}: cannot read {unread} at present; found {orphans}")
+    catalog = stats.catalog
+    metadata = f"{size(catalog.bytes_metadata)} of {size(catalog.capacity)} of metadata"
+    unwritten = words.count(catalog.versions_unwritten, "version")
+    out.print(f"catalog: {metadata}, {words.count(catalog.pins, 'pin')}, {unwritten} not yet on disk", soft_wrap=True)
+    if catalog.manifests_unread or catalog.files_orphaned:
+        unread = words.count(catalog.manifests_unread, "manifest")
+        orphans = words.count(catalog.files_orphaned, "unused file")
+        out.print(f"the path: cannot read {unread} at present; found {orphans}")
 
 
 def ls(
@@ -157,7 +162,7 @@ def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
 
 
 def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: dict[int, str]) -> Table:
-    numbers = ("models", "tensors", "in memory", "resident", "capacity", "free", "on disk", "pins", "unwritten")
+    numbers = ("models", "tensors", "in memory", "resident", "capacity", "free", "on disk", "unwritten")
     rows = table(f"repository {name}", "shard", "node", right=numbers)
     known = {s.shard: s for s in stats.shards}
     for shard in sorted(here):
@@ -165,16 +170,14 @@ def _shards(name: str, stats: RepositoryStats, addresses: dict[str, str], here: 
         if (s := known.get(shard)) is None:
             rows.add_row(str(shard), node, *["-"] * len(numbers), style="red")
             continue
-        behind = f"{s.versions_unwritten} ({size(s.bytes_unwritten)})" if s.versions_unwritten else "0"
-        memory = map(size, (s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk))
-        counts = f"{s.models:,}", f"{s.tensors:,}", *memory
-        rows.add_row(str(shard), node, *counts, str(s.pins), behind)
-    pins, behind = sum(s.pins for s in stats.shards), sum(s.versions_unwritten for s in stats.shards)
+        sizes = s.bytes_memory, s.bytes_resident, s.capacity, _free(s), s.bytes_disk, s.bytes_unwritten
+        rows.add_row(str(shard), node, "", f"{s.tensors:,}", *map(size, sizes))
     shards = stats.shards
     taken, reserved = sum(s.bytes_resident for s in shards), sum(s.capacity for s in shards)
-    sizes = map(size, (stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk))
+    behind = sum(s.bytes_unwritten for s in shards)
+    sizes = stats.bytes_memory, taken, reserved, sum(map(_free, shards)), stats.bytes_disk, behind
     rows.add_section()
-    rows.add_row("all", "", f"{stats.models:,}", f"{stats.tensors:,}", *sizes, str(pins), str(behind))
+    rows.add_row("all", "", f"{stats.models:,}", f"{stats.tensors:,}", *map(size, sizes))
     return rows
 
 

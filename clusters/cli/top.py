@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 INTERVAL_S, SHORTEST_S = 2.0, 0.1
 ANSWER_S = 2.0
 """How long shards may take to answer."""
-COLUMNS = ("models", "used", "capacity", "full", "req/s", "saved/s", "sent/s", "waiting", "unwritten")
+COLUMNS = ("used", "capacity", "full", "req/s", "saved/s", "sent/s", "waiting", "unwritten")
 WIDTH = 100
 """Characters that the table needs."""
-NOT_IF_NARROW = ("models", "capacity")
+NOT_IF_NARROW = ("capacity",)
 """Columns that are left out with fewer: `status` tells what they would."""
 SAID = 100
 """Characters of why one does not that are shown."""
@@ -59,12 +59,12 @@ def top(
     scheduler: Scheduler = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show models, memory, requests, traffic and unwritten versions of each shard until Ctrl-C is pressed.
+    """Show memory, requests, traffic and unwritten tensors of each shard until Ctrl-C is pressed.
 
-    The column "req/s" shows saves, loads and prefix queries per second. "saved/s" shows the tensor bytes per second
+    The column "req/s" shows requests per second. "saved/s" shows the tensor bytes per second
     that the shard receives from saves. "sent/s" shows the tensor bytes per second that the shard sends to readers and
     to other shards. "waiting" shows how many requests wait for memory (mem) or for the disk. "unwritten" shows how many
-    versions are not yet on disk. --json requires --once.
+    bytes of tensors are not yet on disk. --json requires --once.
     """
     if as_json and not once:
         raise typer.BadParameter("expected it only with --once", param_hint="--json")
@@ -136,12 +136,10 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
         return ["-"] * len(shown)
     used, room = sum(beat.bytes_used for beat, _ in answered), sum(stats.capacity for _, stats in answered)
     requests = _sum(beat.requests_per_s for beat, _ in answered)
-    behind = sum(stats.versions_unwritten for _, stats in answered)
-    late = size(sum(stats.bytes_unwritten for _, stats in answered))
+    behind = sum(stats.bytes_unwritten for _, stats in answered)
     memory = sum(stats.waiting_for_memory for _, stats in answered)
     disk = sum(stats.waiting_for_disk for _, stats in answered)
     cells = {
-        "models": f"{sum(stats.models for _, stats in answered):,}",
         "used": size(used),
         "capacity": size(room),
         "full": f"{used / room:.0%}" if room else "-",
@@ -149,7 +147,7 @@ def _cells(shown: Sequence[str], beats: Sequence[Beat]) -> list[str]:
         "saved/s": _traffic(beat.saved_per_s for beat, _ in answered),
         "sent/s": _traffic(beat.sent_per_s for beat, _ in answered),
         "waiting": ", ".join(f"{what} {count}" for what, count in (("mem", memory), ("disk", disk)) if count) or "0",
-        "unwritten": f"{behind} ({late})" if behind else "0",
+        "unwritten": size(behind) if behind else "0",
     }
     return [cells[column] for column in shown]
 

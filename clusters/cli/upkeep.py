@@ -38,7 +38,7 @@ def scale(
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:
-        with console(stderr=True).status("moving names and tensors"):
+        with console(stderr=True).status("moving tensors"):
             report = repository.scale(count, timeout)
         known = repository.name
     if as_json:
@@ -46,15 +46,7 @@ def scale(
         return
     out = console()
     out.print(f"Repository {known} has {words.count(report.shards_after, 'shard')}; before: {report.shards_before}")
-    metadata = f"{size(report.metadata_bytes_moved)} of {size(report.metadata_bytes_total)}"
-    facts = {
-        "names": f"{report.names_moved:,}",
-        "metadata": metadata,
-        "tensors": size(report.tensor_bytes_moved),
-        "took": f"{report.seconds:.2f} s",
-    }
-    for fact, value in facts.items():
-        out.print(f"  {fact:9} {value}{'' if fact == 'took' else ' moved'}")
+    out.print(f"  {size(report.tensor_bytes_moved)} of tensors moved, in {report.seconds:.2f} s")
 
 
 def flush(

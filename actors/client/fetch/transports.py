@@ -22,7 +22,7 @@ import numpy as np
 from ....store.errors import ModelLostError, RepositoryNotFoundError, ShardUnavailableError
 from ....store.segments.blockheader import header_of
 from ....store.segments.segment import Block, SegmentId, layout
-from ....store.waiting import NEVER, Deadline
+from ....store.waiting import Deadline
 from ...memory.buffers import Buffers
 from ...memory.copying import copy_all
 from ...rpc.channel import Answer
