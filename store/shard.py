@@ -399,7 +399,8 @@ class ShardState(SegmentTable):
     def _whole(self, node: str, address: tuple[str, int, str] | None, capacity: int) -> Whole:
         held = {segment.id: _held(segment, self.index) for segment in self.segments() if segment.save is None}
         sent = {s: _held(segment, self.index) for save in self.sent for s, segment in self.staged(save).items()}
-        held |= {s: Held(tuple(sorted(file.slots)), False) for s, file in self.known_files.items() if s not in held}
+        for segment, file in self.known_files.items():
+            held.setdefault(segment, Held(tuple(sorted(file.slots)), False, generation=file.generation))
         return Whole(
             node=node,
             address=address,
@@ -414,7 +415,8 @@ class ShardState(SegmentTable):
 
 def _held(segment: Segment, shard: int) -> Held:
     in_memory = segment.handle is not None and not segment.absent(segment.live)
-    return Held(tuple(segment.live_slots), in_memory, place_of(segment, shard))
+    generation = segment.file.generation if segment.file is not None else None
+    return Held(tuple(segment.live_slots), in_memory, place_of(segment, shard), segment.keeper, generation)
 
 
 def place_of(segment: Segment, shard: int) -> Place | None:

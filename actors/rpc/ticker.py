@@ -41,20 +41,28 @@ class Ticker:
         self._pause = pause
         self._step = step
         self._now = threading.Event()
+        self._ended = False
         threading.Thread(target=self._run, name=f"tensorvine-{what}", daemon=True).start()
 
     def soon(self) -> None:
         """Take a step now, or another one if one is being taken."""
         self._now.set()
 
+    def end(self) -> None:
+        """Take no further step; the thread ends soon."""
+        self._ended = True
+        self._now.set()
+
     def _run(self) -> None:
         failed, failures = threading.Event(), Failures(log, f"{self._whose}: {self._what}")
         pause = FAILED_S
-        while True:
+        while not self._ended:
             try:
                 pause = self._pause()
                 self._now.wait(pause)
                 self._now.clear()
+                if self._ended:
+                    return
                 self._step()
                 failures.over()
             except Exception as exc:  # noqa: BLE001  logged

@@ -43,6 +43,10 @@ class Held:
     """All of them are in memory, too."""
     place: Place | None = None
     """Where, if it is in shared memory."""
+    keeper: bool = True
+    """The shard takes itself for the keeper."""
+    generation: int | None = None
+    """Of the file that it takes for the segment's; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -318,22 +318,22 @@ class CatalogState:
         refs = [ref for ref, entry in self.ending.items() if not entry.written and not self.pins.holds(ref)]
         return [Freed(tuple((ref.name, ref.version) for ref in refs))] if refs else []
 
-    def decide_lost(self, bringing: Set[SegmentId]) -> list[Record]:
+    def decide_lost(self, segments: Iterable[SegmentId]) -> list[Record]:
         """Return the record that names versions lost of which no tensor is available.
 
         Args:
-            bringing: segments that shards may still find on the path.
+            segments: those that may be missing; all others are there.
         """
-        missing = {segment: set(slots) for segment, known in self.references.items() if (slots := known.missing())}
-        if not missing:
-            return []
+        missing: dict[SegmentId, set[int]] = {}
+        for segment in segments:
+            known = self.references.get(segment)
+            slots = known.missing() if known is not None else []
+            if slots:
+                missing[segment] = set(slots)
         lost: list[Ref] = []
-        for ref, entry in self._entries.items():
+        for ref, entry in self._entries.items() if missing else ():
             holds = self.holds_of(entry)
-            if holds and all(
-                segment in missing and segment not in bringing and missing[segment].issuperset(slots)
-                for segment, slots in holds.items()
-            ):
+            if holds and all(s in missing and missing[s].issuperset(slots) for s, slots in holds.items()):
                 lost.append((ref.name, ref.version))
         return [Lost(tuple(lost))] if lost else []
 
@@ -498,11 +498,6 @@ class CatalogState:
         known = self._name(header.ref.name)
         known.next_version = max(known.next_version, header.ref.version + 1)
         self.unread.pop(header.ref, None)
-        if manifest.retired:
-            self.lineage.add_retired([(header.ref, header.parent)])
-            if header.quality is not None and header.ref in self.lineage:
-                self.lineage.set_quality(header.ref, header.quality)
-            return
         if header.graph_key not in self.graphs:
             try:
                 graph = ModelGraph.from_json(manifest.architecture[0])
@@ -512,6 +507,21 @@ class CatalogState:
         holds = slots_of(manifest.entries.values())
         record = _record_of(header, encode_body(manifest.entries), packed_slots(holds))
         self._enter(Entry(header, encoded(record), written=True), holds)
+
+    def restore_retired(self, manifests: Iterable[Manifest]) -> None:
+        """Take retired versions from their headers; those that something derives from stay in the lineage.
+
+        Call it when all live versions are known.
+        """
+        headers = sorted((manifest.header for manifest in manifests), key=lambda header: header.ref)
+        for header in headers:
+            known = self._name(header.ref.name)
+            known.next_version = max(known.next_version, header.ref.version + 1)
+            self.unread.pop(header.ref, None)
+        self.lineage.add_retired((header.ref, header.parent) for header in headers)
+        for header in headers:
+            if header.quality is not None and header.ref in self.lineage:
+                self.lineage.set_quality(header.ref, header.quality)
 
     def restore_lost(self, ref: ModelRef, parent: ModelRef | None) -> None:
         """Take note of a version that existed and is lost."""
@@ -532,6 +542,9 @@ class CatalogState:
         Raises:
             CorruptDataError: its architecture is none; it stays unread.
         """
+        if manifest is not None and manifest.retired:
+            self.restore_retired([manifest])
+            return
         if manifest is not None:
             self.restore(manifest)
             return
@@ -789,7 +802,8 @@ class CatalogState:
         segments = [self.references.record_of(segment, known) for segment, known in self.references.items()]
         for start in range(0, len(segments), 1024):
             yield Placed(tuple(segments[start : start + 1024]))
-        written = [_pair_of(entry.header.ref) for entry in self.entries() if entry.written]
+        written = [_pair_of(ref) for ref in self._entries if self.on_path and ref not in self.unwritten]
+        written += [_pair_of(ref) for ref, entry in self.ending.items() if entry.written]
         for start in range(0, len(written), 4096):
             yield Written(tuple(written[start : start + 4096]))
         for ref in self.ending:

@@ -167,7 +167,7 @@ class Against(RuleBasedStateMachine):
 
     @rule()
     def name_lost(self) -> None:
-        for record in self.state.decide_lost(set()):
+        for record in self.state.decide_lost([segment for segment, _ in self.state.references.items()]):
             self.decide([record])
             for name, version in record.refs:  # type: ignore[union-attr]
                 with pytest.raises(ModelLostError):
