@@ -85,6 +85,11 @@ class Lease:
         """Whether the actor may decide now."""
         return time.monotonic() < self._ends
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no lease any more: the actor was stopped, or another process has replaced it."""
+        return bool(self._over)
+
     def end(self) -> None:
         """Hold no lease from now on."""
         with self._turn:

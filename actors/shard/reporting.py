@@ -9,14 +9,18 @@ Rules
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 
 from ...store.catalog.reports import Report
+from ...store.errors import OperationTimeoutError, ShardUnavailableError
 from ...store.segments.segment import SegmentId
 from ...store.waiting import Deadline
 from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.ticker import Ticker
 from .context import Change, ShardContext
+
+log = logging.getLogger(__name__)
 
 LOOK_S, RETRY_S = 1.0, 0.1
 """How often the catalog is asked for its term, and how soon again when it could not be reached."""
@@ -33,8 +37,10 @@ class Reporting:
     """
 
     def __init__(self, context: ShardContext, settle: Callable[[], None]) -> None:
-        self.refused: Callable[[Collection[SegmentId]], None] = _nothing
+        self.refused: Callable[[Collection[SegmentId]], None] = _ignored
         """Called, without the lock, with segments of which the catalog does not take the new files."""
+        self.has_begun: Callable[[], None] = _ignored
+        """Called, without the lock, when a new term has the whole report."""
         self._context = context
         self._state = context.state
         self._lock = context.lock
@@ -50,7 +56,7 @@ class Reporting:
 
     def start(self) -> None:
         """Report from now on, in a thread, as long as the process lives."""
-        self._ticker = Ticker("report", f"shard {self._context.index}", self._pause, self.step)
+        self._ticker = Ticker("report", f"shard {self._context.index}", self._pause, self._step)
         self._ticker.soon()
 
     def soon(self) -> None:
@@ -72,14 +78,19 @@ class Reporting:
 
         return bool(await self._notifier.until(Change.TERM, look, deadline))
 
-    def step(self) -> None:
-        """Ask the catalog for its term, and report to it until there is nothing new.
+    def _step(self) -> None:
+        if self._lease.is_over:
+            return
+        try:
+            self._report()
+            self._reached = True
+        except (ShardUnavailableError, OperationTimeoutError) as exc:
+            level = logging.WARNING if self._reached else logging.DEBUG
+            log.log(level, "shard %d is waiting for the catalog: %s", self._context.index, exc)
+            self._reached = False
 
-        Raises:
-            ShardUnavailableError, OperationTimeoutError: it could not be reached; what was not answered is said again.
-        """
-        self._lease.check_running()
-        self._reached = False
+    def _report(self) -> None:
+        """Ask the catalog for its term, and report to it until there is nothing new. What fails is said again later."""
         term = self._catalog.call(CatalogCalls.present(self._context.index, self._state.incarnation), ANSWER_S)
         with self._lock:
             self._state.begin_term(term.number, term.token)
@@ -88,13 +99,14 @@ class Reporting:
             with self._lock:
                 self._state.answered(report, answer)
             self.refused(answer.refused)
+            if report.whole is not None:
+                self.has_begun()
             self._settle()
             self._notifier.tell(Change.TERM)
         self._tell_ended()
-        self._reached = True
 
     def _pause(self) -> float:
-        return LOOK_S if self._reached else RETRY_S
+        return LOOK_S if self._reached or self._lease.is_over else RETRY_S
 
     def _next(self) -> Report | None:
         with self._lock:
@@ -112,5 +124,5 @@ class Reporting:
                     self._ended.pop(client, None)
 
 
-def _nothing(segments: Collection[SegmentId]) -> None:
-    """There is no disk, and so no file."""
+def _ignored(*_: object) -> None:
+    """Nobody wants to know."""

@@ -1,7 +1,7 @@
 """Real shards in this process, without Ray, and a catalog whose answers a test decides.
 
 Rules
-- Calls travel by `direct`: each group of an actor's calls has a loop of its own, in a thread, as in the actor's process.
+- Calls travel by `direct`: each group of an actor's calls has a loop of its own, in a thread, as an actor has it.
 - The catalog keeps to the rules of `store.catalog.reports`, and knows nothing of versions: what it commits it takes.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -40,7 +39,7 @@ from tensorvine.store.versions.manifest import Header
 from tensorvine.store.versions.slots import packed_slots
 from tensorvine.store.versions.version import Draft
 
-from tests.support.direct import DirectLines
+from tests.support.direct import DirectLines, answered
 
 REPOSITORY, CLIENT = "alone", "0123456789abcdef"
 BYTES = 4 << 20
@@ -53,15 +52,19 @@ class Loops:
     def __init__(self) -> None:
         self._loops = {group: asyncio.new_event_loop() for group in ("ctl", "data", "watch")}
         self._threads = [threading.Thread(target=loop.run_forever, daemon=True) for loop in self._loops.values()]
+        self._stopped = False
         for thread in self._threads:
             thread.start()
 
     def run(self, actor: object, method: str, arguments: Sequence[Any]) -> concurrent.futures.Future[Any]:
+        if self._stopped:
+            return answered(error=ShardUnavailableError(f"{method}: the actor was ended"))
         answering = getattr(actor, method)
         loop = self._loops[getattr(answering, "concurrency_group", "ctl")]
         return asyncio.run_coroutine_threadsafe(answering(*arguments), loop)
 
     def stop(self) -> None:
+        self._stopped = True
         for loop, thread in zip(self._loops.values(), self._threads, strict=True):
             asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(WAIT_S)
             loop.call_soon_threadsafe(loop.stop)
@@ -362,21 +365,12 @@ def disk_at(path: Any, codec: str | None = None, unwritten: int | None = None) -
     return Disk(str(path), codec, unwritten, None)
 
 
-def eventually(look: Callable[[], Any]) -> Any:
-    """Wait for what a thread of a shard does by itself, and no call tells of."""
-    deadline = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come to be"
-        threading.Event().wait(0.01)
-    return found
-
-
 @contextmanager
 def room() -> Iterator[Room]:
     """Have a repository without shards."""
     with (
         mock.patch.object(channel, "Lines", DirectLines),
-        mock.patch.object(lease, "_await_end", lambda pid, over: None),
+        mock.patch.object(lease, "_await_end", return_value=None),
     ):
         made = Room()
         try:

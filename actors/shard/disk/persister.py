@@ -66,6 +66,8 @@ class Persister:
     ) -> None:
         self.error: TensorVineError | None = None
         """Why the disk does not take what waits, while that is so."""
+        self._said = ""
+        """The failure that was logged last."""
         self._state = context.state
         self._lock = context.lock
         self._tiers = tiers
@@ -175,7 +177,6 @@ class Persister:
                     return
 
     def _done(self, segment_id: SegmentId, job: _Job, failure: Exception | None) -> None:
-        known = self.error
         with self._changed:
             job.busy, again, job.again = False, job.again, False
             if failure is None:
@@ -193,5 +194,6 @@ class Persister:
             self._changed.notify_all()
         with self._lock:
             self._state.note_failing(segment_id, str(failure) if failure is not None else None)
-        if failure is not None and str(known) != str(failure):
+        said, self._said = self._said, str(failure) if failure is not None else ""
+        if failure is not None and said != str(failure):
             log.warning("shard %d: segment %x is not on disk, retrying: %s", self._state.index, segment_id[1], failure)

@@ -9,12 +9,13 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 from ....store.catalog.orders import Order
-from ....store.errors import ShardUnavailableError
+from ....store.errors import OperationTimeoutError, ShardUnavailableError
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.catalog_calls import CatalogCalls
@@ -27,6 +28,8 @@ from ..reporting import ANSWER_S, RETRY_S, Reporting
 from ..settling import Settling
 from .copies import Copies
 from .sessions import Sessions
+
+log = logging.getLogger(__name__)
 
 WATCH_S = 15.0
 """How often the catalog is told which names are watched here."""
@@ -65,6 +68,7 @@ class Orders:
         self._sessions = sessions
         self._copies = copies
         self.watching = Watching(context)
+        reporting.has_begun = self.watching.soon
 
     @answers(OrderCalls.orders)
     async def orders(self, term: Term, incarnation: int, first: int, orders: Sequence[Order]) -> int:
@@ -121,7 +125,11 @@ class Watching:
         """Name -> when somebody began or ended to wait for it."""
         self._told: tuple[int, frozenset[str]] = (0, frozenset())
         """The term that was told last, and the names."""
-        self._ticker = Ticker("watch", f"shard {context.index}", self._pause, self.step)
+        self._ticker = Ticker("watch", f"shard {context.index}", self._pause, self._step)
+
+    def soon(self) -> None:
+        """Have the catalog told now."""
+        self._ticker.soon()
 
     async def newer(self, name: str, after: int, deadline: Deadline) -> Located | None:
         """Wait for a version of `name` above `after`; None: there is none in time."""
@@ -152,12 +160,16 @@ class Watching:
                 self._newest[name] = term, located
                 self._notifier.tell(name)
 
-    def step(self) -> None:
-        """Tell the catalog which names are watched, and take the newest version of each.
+    def _step(self) -> None:
+        if self._context.lease.is_over:
+            return
+        try:
+            self._tell()
+        except (ShardUnavailableError, OperationTimeoutError) as exc:  # told again soon
+            log.debug("shard %d: the catalog could not be told what is watched: %s", self._context.index, exc)
 
-        Raises:
-            ShardUnavailableError, OperationTimeoutError: it could not be told; that is tried again.
-        """
+    def _tell(self) -> None:
+        """Tell the catalog which names are watched, and take the newest version of each."""
         with self._lock:
             self._forget_idle()
             names, before, sender = list(self._watched), dict(self._newest), self._context.sender
@@ -178,7 +190,7 @@ class Watching:
     def _pause(self) -> float:
         with self._lock:
             told = self._told == (self._context.state.term, frozenset(self._watched))
-        return WATCH_S if told or not self._watched else RETRY_S
+        return WATCH_S if told or not self._watched or self._context.lease.is_over else RETRY_S
 
     def _forget_idle(self) -> None:
         idle = time.monotonic() - KEEP_S

@@ -1,4 +1,4 @@
-"""Commits that a shard sends on: what they leave, whatever becomes of the client, the catalog, the lease and the shard."""
+"""Commits that a shard sends on: what they leave, whatever becomes of client, catalog, lease and shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tensorvine.store.errors import MovedError, OperationTimeoutError, ShardUnav
 from tensorvine.store.holders import Request
 from tensorvine.store.refs import ModelRef
 
-from tests.support.shard_room import BYTES, CLIENT, Room, eventually, room
+from tests.support.shard_room import BYTES, CLIENT, Room, room
+from tests.support.waiting import eventually
 
 LARGE = bytes(range(256)) * 400
 SAVE = Request(CLIENT, 1)
@@ -48,7 +49,7 @@ def test_what_a_version_names_stays_and_the_rest_goes(one: Room, content: bytes)
     assert one.content(segment, [1]) == [content[::-1]]
     assert one.state().segment(segment).live == {1}
     assert one.order(Free({segment: (1,)})) == 1
-    assert eventually(lambda: in_use(one) == 0)
+    eventually(lambda: in_use(one) == 0, "the memory to be free")
 
 
 def test_a_proposal_says_what_the_save_brings_and_where_it_lies(one: Room) -> None:
@@ -59,7 +60,8 @@ def test_a_proposal_says_what_the_save_brings_and_where_it_lies(one: Room) -> No
     assert (sender.shard, sender.incarnation, sender.term) == (0, 1, 1)
     staged = proposal.staged[segment]
     assert (staged.slots, staged.shards) == (2, (0,))
-    assert staged.place is not None and staged.place.offset == handed.blocks[0].place.offset
+    assert staged.place is not None
+    assert staged.place.offset == handed.blocks[0].place.offset
 
 
 class TestRefused:
@@ -116,7 +118,8 @@ class TestSentOn:
     def test_an_abort_waits_for_the_answer(self, one: Room, late: concurrent.futures.Future[Any]) -> None:
         abort = one.send(ShardCalls.abort(SAVE))
         one.call(ShardCalls.is_short())
-        assert not abort.done() and in_use(one) > 0
+        assert not abort.done()
+        assert in_use(one) > 0
         one.catalog.open.set()
         abort.result(60.0)
         assert isinstance(late.result(60.0), Committed)
@@ -165,7 +168,9 @@ class TestSentOn:
         one.catalog.open.set()
         assert isinstance(late.result(60.0), Committed)
         whole = next(report.whole for report in one.catalog.reports if report.term == 2)
-        assert whole is not None and set(whole.sent) == {segment} and not whole.segments
+        assert whole is not None
+        assert set(whole.sent) == {segment}
+        assert not whole.segments
         assert [sender.term for sender, _ in one.catalog.proposals] == [1, 2]
 
     def test_an_order_may_end_what_the_version_had_before_the_answer_comes(
@@ -238,7 +243,8 @@ class TestAnotherIncarnation:
         one.start()
         handed = one.handed(1, handed.blocks, incarnation=1)
         assert one.call(ShardCalls.commit(handed)) == answer
-        assert not one.catalog.proposals[-1][1].staged and in_use(one) == 0
+        assert not one.catalog.proposals[-1][1].staged
+        assert in_use(one) == 0
 
     def test_one_that_it_has_not_is_refused_by_name(self, one: Room) -> None:
         handed = one.save(1, LARGE)
@@ -280,6 +286,6 @@ class TestDraining:
 def test_memory_of_a_save_that_is_over_is_granted_to_others(one: Room) -> None:
     one.call(ShardCalls.grant(CLIENT, SAVE, [BYTES - 1000], 1.0))
     waits = one.send(ShardCalls.grant(CLIENT, Request(CLIENT, 2), [BYTES // 2], 60.0))
-    eventually(lambda: one.call(ShardCalls.is_short()))
+    eventually(lambda: one.call(ShardCalls.is_short()), "the second save to wait")
     one.call(ShardCalls.abort(SAVE))
     assert len(waits.result(60.0)) == 1
