@@ -382,7 +382,8 @@ class Session:
     def number(self) -> Numbered:
         """Number a request, and have the session renewed from now on, so that it is declared while it is open."""
         with self._lock:
-            if self._thread is None and not self._closing.is_set():
+            alive = self._thread is not None and self._thread.is_alive()  # an interrupt may keep it from starting
+            if not alive and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
                 self._thread.start()
         return self.requests.begin()

@@ -2,7 +2,8 @@
 
 Rules
 - A save counts for its caller until the call that asked for it returns. Where that call ends by an exception, the save
-  is given up: it commits nothing afterwards. One that is being committed just then is waited for.
+  is given up: it commits nothing afterwards. One that another thread is committing just then is waited for; the caller's
+  own thread asks what became of it (`Saver`).
 - A timeout of `staged` or `committed` ends only the wait.
 - No waiting thread can block the thread that carries the save out, whatever a signal handler raises in it. So there is
   no `threading.Event` here: an exception in the middle of its `wait` can leave its lock taken for good.
@@ -44,7 +45,9 @@ class PendingSave:
         self._end = give_up
         self._lock = threading.Lock()
         """Guards what a save may still become: given up, or committed."""
-        self._begun = self._given_up = self._commits = False
+        self._begun = self._given_up = self._here = False
+        self.commits = False
+        """The commit has begun: it cannot be given up any more."""
         self._staged, self._ended = _Mark(), _Mark()
         self._is_staged = False
         self.numbered: Numbered | None = None
@@ -106,20 +109,26 @@ class PendingSave:
         """Cancel the save. If the commit has already begun, wait until the save has ended instead."""
         with self._lock:
             self._given_up = True
-            commits = self._commits
-        if commits:
+            waits = self.commits and not self._here
+        if waits:
             self._ended.wait(self._deadline.left() + LATE_S)
         elif self.numbered is not None and not self.done():
             self._end(self.numbered)
 
     # ---- for the thread that carries the save out -----------------------------------------------------
 
-    def run(self, work: Callable[[], Saved]) -> None:
+    def ended(self, deadline: Deadline) -> bool:
+        """Wait until the save has ended. Return False if it has not by then."""
+        return self._ended.wait(deadline.left())
+
+    def run(self, work: Callable[[], Saved], here: bool = False) -> None:
         """Run the save in this thread, and pass the result or error to the callers of `staged` and `committed`.
 
         Args:
             work: Function that performs the save.
+            here: Whether this is the thread that requested the save.
         """
+        self._here = here
         self._begun = True
         try:
             self._saved = work()
@@ -154,7 +163,7 @@ class PendingSave:
         """
         with self._lock:
             self.check()
-            self._commits = True
+            self.commits = True
 
     def _wait(self, mark: _Mark, timeout: float | None, what: str) -> None:
         self._opened.check_process()

@@ -23,6 +23,7 @@ from ....store.errors import (
     MovedError,
     ShardUnavailableError,
     StoreFullError,
+    TensorVineError,
 )
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Lease
@@ -43,7 +44,7 @@ from ..reader import Reader
 from ..requests import Numbered
 from ..session import Session
 from .inheritance import Inheritance, Parent, Plan, UnknownError
-from .pending import PendingSave
+from .pending import LATE_S, PendingSave
 from .request import Saved, SaveRequest
 from .reserved import ReservedMemory
 from .upload import Upload
@@ -141,6 +142,8 @@ class Saver:
             pending.commit()
             saved = self._committed(request, parent, plan, upload, rereads)
         except BaseException as exc:
+            if pending.commits and not isinstance(exc, Exception):
+                self._settle(request.name, numbered)
             self._session.give_up(numbered)
             if isinstance(exc, StoreFullError):
                 raise StoreFullError(f"save of {request.name!r}: {exc}") from exc
@@ -149,6 +152,13 @@ class Saver:
             self._session.pins.forget([Lease(numbered.request)])
         self._session.requests.end(numbered)
         return saved
+
+    def _settle(self, name: str, numbered: Numbered) -> None:
+        """Have a commit that was interrupted either stand when this returns, or never come."""
+        try:
+            self._session.ask(CatalogCalls.abort(numbered.request), LATE_S)
+        except TensorVineError as exc:
+            log.error("save of %r: interrupted, and it is not known whether it was committed: %s", name, exc)
 
     # ---- the parent -----------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
-"""The saves of one client: checked, staged where the caller does not wait, and carried out one at a time.
+"""The saves of one client: checked, staged where the caller does not wait, and carried out.
 
 Rules
+- A save whose caller waits is carried out by the caller's thread, so threads save side by side. It is queued where saves
+  are waiting that did not: those of one thread come in their order.
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
-- One thread carries saves out, in the order in which they were asked for. For a few seconds after each, and at first
+- One thread carries queued saves out, in their order. For a few seconds after each, and at first
   after this client came to a repository that ran, it maps the memory that the next is likely to get, in steps of a
   millisecond or two. Then it ends; the next save starts it again. No exception of a save, or of what is done between
   saves, ends it.
@@ -24,6 +26,7 @@ from ....store.errors import TensorVineError
 from ....store.waiting import NEVER, Deadline
 from ...engine.opened import Opened
 from ...rpc.closing import close_all
+from ...shard.segment_memory import INLINE_BYTES
 from ..catalog import Catalog
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
@@ -74,6 +77,10 @@ class Saves:
         self._thread: threading.Thread | None = None
         self._apart: set[threading.Thread] = set()
         """Those of saves whose tensors other processes bring."""
+        self._last: PendingSave | None = None
+        """Of those that were queued."""
+        self._here: set[PendingSave] = set()
+        """Those that their callers carry out."""
         self._lock = threading.Lock()
         self._ends = Deadline.after(0.0)
         """When the last of the saves that wait or are carried out has run out of time."""
@@ -85,7 +92,7 @@ class Saves:
             self._greeting.start()
 
     def submit(self, request: SaveRequest, until: Until) -> PendingSave:
-        """Queue a save, and wait for it. Where this ends by an exception, the save is given up.
+        """Carry a save out, or queue it and wait for it. Where this ends by an exception, the save is given up.
 
         Args:
             request: what to save.
@@ -100,6 +107,9 @@ class Saves:
         self._opened.check()
         pending = PendingSave(request.name, request.deadline, self._session.give_up)
         try:
+            if until == "committed" and request.bring is None and (self._last is None or self._last.done()):
+                self._save_here(pending, request)
+                return pending
             self._queue_it(_Work(pending, request, again=until != "committed"))
             if until == "staged":
                 pending.staged()
@@ -109,6 +119,20 @@ class Saves:
             pending.give_up()
             raise
         return pending
+
+    def _save_here(self, pending: PendingSave, request: SaveRequest) -> None:
+        """Save in the thread of the caller, who waits."""
+        try:
+            with self._lock:
+                self._opened.check()
+                self._here.add(pending)
+            pending.run(lambda: self.saver.save(request, pending, pending.mark_staged, rereads=True), here=True)
+            if pending.committed().bytes_written > INLINE_BYTES:  # the next one finds memory that is mapped
+                with self._lock:
+                    if not self._opened.closed:
+                        self._run()
+        finally:
+            self._here.discard(pending)
 
     def _queue_it(self, work: _Work) -> None:
         if work.again:
@@ -122,6 +146,7 @@ class Saves:
                 self._run_apart(work)
             else:
                 self._queue.put(work)
+                self._last = work.pending
                 self._run()
 
     def close(self, deadline: Deadline = NEVER) -> None:
@@ -135,6 +160,9 @@ class Saves:
 
     def _join(self, timeout: float) -> None:
         deadline = Deadline.after(timeout)
+        for pending in list(self._here):
+            if not pending.ended(deadline):
+                log.error("%r did not end in time", pending)
         for thread in (self._greeting, self._thread, *self._apart):
             if thread is not None and thread.is_alive():  # one that an interrupt kept from starting is not
                 thread.join(deadline.left())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,12 +24,14 @@ class Part:
 
     path = None
     repository = "stand-in"
-    pins = SimpleNamespace(abort=lambda save: None)
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
         self.name, self.closed, self.error = name, closed, error
         self.opened = Opened(name)
+
+    def give_up(self, *_: object) -> None:
+        """Nobody was asked for anything."""
 
     def close(self, *_: object) -> None:
         self.closed.append(self.name)
@@ -80,26 +81,21 @@ def test_a_close_that_cannot_write_all_logs_what_it_waits_for_raises_and_closes_
     repo = repository_of(monkeypatch, closed, {})
     session: Any = repo._session
 
-    def broadcast(request: Request[Any], timeout: float, heard: object) -> None:
-        if request.remote.name == "flush":
-            asked.append(request.arguments)
-            eventually(
-                lambda: "waiting for writes to its path: shard 0: m@1, m@2" in caplog.text, "the log says what for"
-            )
-            raise error("of one shard")
+    def ask(request: Request[Any], timeout: float) -> None:
+        assert request.remote.name == "flush"
+        asked.append(request.arguments)
+        if request.arguments == (5.0,):
+            eventually(lambda: "waiting for writes to its path: m@1, m@2" in caplog.text, "the log says what for")
+        raise error("m@1, m@2")
 
-    def call(shard: int, request: Request[Any], timeout: float) -> None:
-        assert request.arguments == (0.0,)
-        raise error(f"shard {shard}: m@1, m@2")
-
-    session.path, session.incarnations, session.topology = "there", {}, SimpleNamespace(alive=(0, 1))
-    session.broadcast, session.call = broadcast, call
+    session.path, session.ask = "there", ask
     launched: Any = repo._launched
     launched.names = ("planner",)
     monkeypatch.setattr(deployment, "QUIET_S", 0.0)
-    with pytest.raises(error, match="close of repository 'stand-in': shard 0: m@1, m@2; shard 1: m@1, m@2"):
-        repo.close(timeout=0.0)
-    assert asked == [(0.0,)]
+    monkeypatch.setattr(deployment, "FLUSH_TIMEOUT_S", 5.0)
+    with pytest.raises(error, match="close of repository 'stand-in': m@1, m@2"):
+        repo.close()
+    assert sorted(asked) == [(0.0,), (5.0,)]
     assert closed == [*PARTS, "Launched"]
 
 
@@ -117,7 +113,7 @@ class SlowSaver:
     def renew(self, *_: Any) -> None:
         """None is."""
 
-    def save(self, *_: Any) -> str:
+    def save(self, *_: Any, rereads: bool) -> str:
         self.closed_early = self.closed.wait(0.2)
         return "saved"
 
@@ -129,9 +125,6 @@ class SlowSaver:
 
     def close(self) -> None:
         self.closed.set()
-
-    def abort(self, save: Any) -> None:
-        """Nobody was asked for anything."""
 
 
 class FailingSaver(SlowSaver):
@@ -182,7 +175,6 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
         recipe=None,
         deadline=Deadline.after(60.0),
         durable=False,
-        announced=None,
     )
     pending = own.submit(request, until="copied")
     own.close()

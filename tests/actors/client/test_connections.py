@@ -13,6 +13,7 @@ import pytest
 from tensorvine.actors.client import connections as module
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.memory.memory import SharedMemory
+from tensorvine.actors.rpc.catalog_messages import Page, Welcome
 from tensorvine.actors.rpc.messages import Hello
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ShardUnavailableError
@@ -28,9 +29,6 @@ class View:
     def __init__(self, pid: int, fd: int, file: tuple[int, int], capacity: int) -> None:
         self.pid, self.alive, self.closes = pid, True, 0
         self.made.append(self)
-
-    def epoch(self) -> int | None:
-        return 0 if self.alive and not self.closes else None
 
     def close(self) -> None:
         self.closes += 1
@@ -59,8 +57,8 @@ class Engine:
 
     def _answer(self, method: str, *arguments: Any) -> Future[Any]:
         self.calls.append(method)
-        if method == "topology":
-            return answered(self.topology)
+        if method == "hello" and len(arguments) == 2:
+            return answered(Welcome(1, self.topology, {}, "there", Page(0, 0, (0, 0))))
         if method == "hello":
             pid = self.pid
             self.meanwhile()
@@ -104,7 +102,6 @@ def test_the_blocks_of_a_shard_are_carried_where_its_id_and_descriptor_are_anoth
     session = Session(made, "stand-in")
     with caplog.at_level(logging.WARNING):
         assert session.connection(0).view is None
-        assert session.connection(0).epoch() is None
     assert len(caplog.records) == 1
     assert "copied by other transports: shared memory: expected descriptor" in caplog.text
     session.close()
@@ -129,7 +126,7 @@ def test_a_session_closes_its_channels(engine: Engine, session: Session, monkeyp
     session.connection(0)
     closed: list[DirectLines] = []
     monkeypatch.setattr(DirectLines, "close", lambda lines: closed.append(lines))
-    channels = [session._channels[0], session.planner]
+    channels = [session._channels[0], session.catalog, session.planner]
     session.close()
     assert closed == [channel._lines for channel in channels]
 
@@ -141,7 +138,7 @@ def test_the_channel_of_a_shard_that_has_left_is_closed(
     channels = [session._channels[shard] for shard in (0, 1)]
     closed: list[DirectLines] = []
     monkeypatch.setattr(DirectLines, "close", lambda lines: closed.append(lines))
-    engine.topology = Topology("stand-in", (0, 1), "").shrunk([1]).settled()
+    engine.topology = Topology("stand-in", (0, 1), "").left([1])
     session.refresh()
     assert closed == [channels[1]._lines]
     assert session._channels[0] is channels[0]

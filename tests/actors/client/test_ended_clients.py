@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorvine.actors import Publisher
 from tensorvine.actors.client.repository import Repository
-from tensorvine.actors.planner.calls import PlannerCalls
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.updates.remote import Remote, RemoteCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 
@@ -44,6 +44,7 @@ def calls_of(repository: Repository) -> dict[str, Callable[[], object]]:
         "longest_prefixes": lambda: repository.longest_prefixes([GRAPH]),
         "stats": repository.stats,
         "stats_by_shard": repository.stats_by_shard,
+        "catalog_stats": repository.catalog_stats,
         "shards": lambda: repository.shards,
         "scale": lambda: repository.scale(1),
         "flush": repository.flush,
@@ -65,7 +66,7 @@ def test_every_call_of_a_forked_child_is_refused_and_its_closes_end_nothing(repo
     repository.load("m", transport="socket")
     match = repository.longest_prefix(GRAPH)
     assert match is not None
-    answer = repository._session.planner.send(PlannerCalls.topology())
+    answer = repository._session.catalog.send(CatalogCalls.topology())
     pending = repository.save_async("n", {"w": VALUES})
     pending.committed(60.0)
     publisher = Publisher(repository, "p", schedule=1, keep=1)
@@ -73,7 +74,7 @@ def test_every_call_of_a_forked_child_is_refused_and_its_closes_end_nothing(repo
     publisher.finish()
     calls = calls_of(repository) | {
         "connect": lambda: Repository.connect(repository.name),
-        "planner": lambda: repository._session.planner.call(PlannerCalls.topology(), 60.0),
+        "catalog": lambda: repository._session.catalog.call(CatalogCalls.topology(), 60.0),
         "answer": lambda: answer.result(60.0),
         "pending": lambda: pending.committed(math.inf),
         "staged": lambda: pending.staged(math.inf),
@@ -81,7 +82,7 @@ def test_every_call_of_a_forked_child_is_refused_and_its_closes_end_nothing(repo
         "publish": lambda: publisher.publish({"w": VALUES}),
         "finish": publisher.finish,
         "report": publisher.report,
-        "find an actor": lambda: repository.engine.find(f"{repository.name}/planner"),
+        "find an actor": lambda: repository.engine.find(f"{repository.name}/catalog"),
     }
 
     def child() -> object:
@@ -110,14 +111,14 @@ def test_every_call_of_a_forked_child_is_refused_and_its_closes_end_nothing(repo
 @pytest.mark.both_engines
 def test_a_forked_child_ends_no_consumer(repository: Repository) -> None:
     class Answers(Remote):
-        role = "planner"
+        role = "catalog"
 
     engine = repository.engine
-    name = f"{repository.name}/planner"
+    name = f"{repository.name}/catalog"
     with_actor = Answers(engine, "m", name, engine.find(name))
-    calls = {"call": lambda: with_actor._call(PlannerCalls.topology(), 60.0), "with": with_actor.__enter__}
+    calls = {"call": lambda: with_actor._call(CatalogCalls.topology(), 60.0), "with": with_actor.__enter__}
     assert in_child(lambda: [outcomes(calls), with_actor.close()]) == [dict.fromkeys(calls, "ClosedError"), None]
-    assert with_actor._call(PlannerCalls.topology(), 60.0).repository == repository.name
+    assert with_actor._call(CatalogCalls.topology(), 60.0).repository == repository.name
     assert repository.models() == list[ModelRef]()
 
 

@@ -532,7 +532,8 @@ class TestTorch:
 
 def test_actors_are_called_directly(repo: Repository) -> None:
     repo.save("direct", {"t": np.ones(3)})
+    catalog = ray.get_actor("models/catalog", namespace="tensorvine")
+    assert ModelRef("direct", 1) in ray.get(catalog.models.remote("direct"), timeout=30)
+    assert ray.get(catalog.topology.remote(), timeout=30).shards == (0,)
     shard = ray.get_actor("models/shard-0", namespace="tensorvine")
-    assert ModelRef("direct", 1) in ray.get(shard.models.remote("direct"), timeout=30)
-    planner = ray.get_actor("models/planner", namespace="tensorvine")
-    assert ray.get(planner.topology.remote(), timeout=30).shards == (0,)
+    assert ray.get(shard.stats.remote(), timeout=30).shard == 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
-from tensorvine.actors.planner.calls import PlannerCalls
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.planner.owner import Owner
 from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import ForeignRepositoryError
@@ -68,7 +68,7 @@ def foreign(cluster: object) -> Iterator[Repository]:
 
 
 def topology(repository: Repository) -> Topology:
-    return repository._session.planner.call(PlannerCalls.topology(), 60.0)
+    return repository._session.ask(CatalogCalls.topology())
 
 
 @needs_root

@@ -19,11 +19,12 @@ from tensorvine.actors.client.save.offer import Offer
 from tensorvine.actors.client.save.place import Place
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.messages import Filled
 from tensorvine.actors.shard.calls.copies import Address, Piece
 from tensorvine.actors.shard.copying import put_together
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import CorruptDataError, ShardUnavailableError, TensorMismatchError
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Request as Save
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import layout
 from tensorvine.store.shard import ShardState
@@ -37,9 +38,9 @@ class Near:
     """A session whose shard is this process: what it is asked it does at once."""
 
     def __init__(self) -> None:
-        state = ShardState(0, lambda name: 0)
-        state.open("client", 0.0)
-        self.memory = SegmentMemory(state, threading.RLock(), 1 << 20, 0)
+        self.state = ShardState(0, 1)
+        self.state.requests.open("client", 0.0)
+        self.memory = SegmentMemory(self.state, threading.RLock(), 1 << 20, 0)
         self.engine = SimpleNamespace(address=lambda: "127.0.0.1")
         self.known = SimpleNamespace(unreached=False)
         self.fetched = 0
@@ -49,6 +50,10 @@ class Near:
         (offset,) = self.memory.grant(save, [LENGTH])
         self.memory.expect_pieces(save, [offset])
         return Part(offset, LENGTH)
+
+    def end(self, save: Save) -> None:
+        self.state.end(save)
+        self.memory.drop_grants(save)
 
     def connection(self, *_: object) -> object:
         return self.known
@@ -144,8 +149,8 @@ def test_no_segment_is_made_of_a_part_with_a_gap_or_an_overlap(
     part = near.granted(save)
     bring(near, save, part, *regions)
     with pytest.raises(TensorMismatchError, match=f"expected each byte of its tensors to be written once; .*{fault}"):
-        near.memory.adopt(save, os.getpid(), [((0, 7), part, SIZES)])
-    near.memory.end_save(save)
+        near.memory.adopt(save, os.getpid(), [Filled((0, 7), part, SIZES)])
+    near.end(save)
     assert near.memory.bytes_filling == 0
 
 
@@ -155,8 +160,8 @@ def test_a_tensor_that_no_segment_has_is_refused(near: Near) -> None:
     bring(near, save, part, (ALL, LEFT), (ALL, RIGHT))
     for sizes in ((SIZES[0],), (SIZES[0] - 8, *SIZES[1:])):
         with pytest.raises(TensorMismatchError, match=r"a chunk is written to a tensor of .* where none starts"):
-            near.memory.adopt(save, os.getpid(), [((0, 7), part, sizes)])
-    near.memory.end_save(save)
+            near.memory.adopt(save, os.getpid(), [Filled((0, 7), part, sizes)])
+    near.end(save)
 
 
 def test_a_chunk_that_is_computed_twice_is_written_once(near: Near) -> None:
@@ -165,7 +170,7 @@ def test_a_chunk_that_is_computed_twice_is_written_once(near: Near) -> None:
     bring(near, save, part, (ALL, LEFT), (ALL, RIGHT), (ALL, LEFT))
     again = Place(0, save, part, 0, SHAPE, ITEM)
     again.bring(cast(Session, near), (0, 0), np.ones((6, 5), "f4"), WAIT_S)
-    near.memory.adopt(save, os.getpid(), [((0, serial), part, SIZES)])
+    near.memory.adopt(save, os.getpid(), [Filled((0, serial), part, SIZES)])
     assert not near.memory.memory.part(part)[: SIZES[0]].any()
 
 
@@ -174,11 +179,11 @@ def test_memory_that_is_granted_again_remembers_no_chunk(near: Near) -> None:
         save = Save("client", next(SERIALS))
         part = near.granted(save)
         bring(near, save, part, (ALL, LEFT))
-        near.memory.end_save(save)
+        near.end(save)
     save = Save("client", next(SERIALS))
     (offset,) = near.memory.grant(save, [LENGTH])
     near.memory.expect_pieces(Save("client", next(SERIALS)), [offset])  # has ended before
-    near.memory.adopt(save, os.getpid(), [((0, 2000 + next(SERIALS)), Part(offset, LENGTH), SIZES)])
+    near.memory.adopt(save, os.getpid(), [Filled((0, 2000 + next(SERIALS)), Part(offset, LENGTH), SIZES)])
 
 
 def test_many_bytes_are_fetched_and_few_are_brought(near: Near, part: Part) -> None:
@@ -237,7 +242,7 @@ def test_a_save_that_has_ended_is_brought_nothing(near: Near) -> None:
     save = Save("client", 2)
     (offset,) = near.memory.grant(save, [LENGTH])
     part = Part(offset, LENGTH)
-    near.memory.end_save(save)
+    near.end(save)
     with pytest.raises(ShardUnavailableError, match="the save was cancelled"):
         put_together(part, [Piece(0, (1, 1), (0, 0), (1, 1), b"1")], save, near.memory, None, WAIT_S)
 
@@ -245,9 +250,9 @@ def test_a_save_that_has_ended_is_brought_nothing(near: Near) -> None:
 def test_no_segment_is_made_of_what_is_still_being_filled(near: Near) -> None:
     save = Save("client", 3)
     (offset,) = near.memory.grant(save, [LENGTH])
-    part, blocks = Part(offset, LENGTH), [((0, 9), Part(offset, LENGTH), (LENGTH,))]
+    part, blocks = Part(offset, LENGTH), [Filled((0, 9), Part(offset, LENGTH), (LENGTH,))]
     unended = pytest.raises(
-        ShardUnavailableError, match=r"expected .* to be complete; another process is still filling it"
+        ShardUnavailableError, match=r"expected .* to be complete; another process still fills it"
     )
     with near.memory.filling([part], save), near.memory.filling([part], save), unended:
         near.memory.adopt(save, os.getpid(), blocks)

@@ -395,7 +395,7 @@ class TestQueries:
             assert match is not None
             match.release(wait=False)
         assert len(os.listdir("/proc/self/fd")) < before + 50
-        eventually(lambda: sum(shard.pins for shard in repo.stats().shards) == 0, "all pins are removed")
+        eventually(lambda: repo.stats().catalog.pins == 0, "all pins are removed")
 
     @pytest.mark.parametrize("ask", [Repository.longest_prefix, Repository.find])
     def test_what_has_no_architecture_is_refused(self, repo: Repository, ask: Callable[..., object]) -> None:
@@ -418,8 +418,6 @@ class TestQueries:
     def test_an_unknown_name_is_answered_with_names_near_it(self, repo: Repository) -> None:
         shared = uuid.uuid4().hex
         wrong, right = f"{shared}-digtis", f"{shared}-digits"
-        if repo._session.home(wrong) != repo._session.home(right):
-            pytest.skip("a shard compares with the names at home there")
         repo.save(right, {"w": np.zeros(1)})
         with pytest.raises(ModelNotFoundError, match=f"^expected a model named '{wrong}'.*names near it: '{right}'"):
             repo.load(wrong)
@@ -522,7 +520,7 @@ class TestBadInput:
         repo.save(name, {"a": np.ones(3)}, timeout=timeout)
         repo.save_async(name, {"a": np.zeros(3)}, timeout=timeout).committed(timeout)
         assert repo.wait_newer(name, 1, timeout=timeout) == ModelRef(name, 2)
-        assert repo.scale(len(repo.shards), timeout=timeout).names_moved == 0
+        assert repo.scale(len(repo.shards), timeout=timeout).tensor_bytes_moved == 0
         with pytest.raises(StorageError, match="path"):
             repo.flush(timeout=timeout)
         assert not repo.load(name, timeout=timeout)["a"].any()
@@ -595,10 +593,10 @@ class TestBadInput:
 
     def test_a_save_larger_than_the_store(self, repo: Repository, name: str) -> None:
         huge = np.broadcast_to(np.float32(0), (1 << 40,))
-        before = [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards]
+        before = [(s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards]
         with pytest.raises(StoreFullError, match=rf"{name}.*expected at most [\d.]+ .B.*found 4\.4 TB"):
             repo.save(name, {"t": huge})
-        assert [(s.models, s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
+        assert [(s.tensors, s.bytes_allocated, s.bytes_staged) for s in repo.stats().shards] == before
 
     def test_a_version_without_a_tensor(self, repo: Repository, name: str) -> None:
         graph = ModelGraph([Layer("in", {"class": "Input"})])

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tensorvine.actors import PrefixMatch, Repository
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import ModelNotFoundError
@@ -228,10 +229,12 @@ class Machine(RuleBasedStateMachine):
         eventually(lambda: self.stored() == (0, 0), "nothing is stored", pause=0.005)
         stats = self.repo.stats()
         assert stats.models == 0
-        assert [(s.bytes_allocated, s.bytes_metadata, s.pins) for s in stats.shards] == [(0, 0, 0)] * len(stats.shards)
+        assert [s.bytes_allocated for s in stats.shards] == [0] * len(stats.shards)
+        assert stats.catalog.pins == 0
         for loaded, tensors in self.held:
             assert all(np.array_equal(loaded[t], value) for t, value in tensors.items())
-        self.repo._session.broadcast(ShardCalls.check())
+        self.repo._session.call_all(ShardCalls.check())
+        self.repo._session.ask(CatalogCalls.check())
 
 
 @pytest.mark.timeout(300)

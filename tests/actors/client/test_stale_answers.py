@@ -58,15 +58,17 @@ class TestTheLatestVersionIsAnotherThanTheClientKnew:
                 assert same(reader.load("m", tensors=tensors), new)
 
 
+def mapping(*memories: SharedMemory) -> Any:
+    """Return a session that has mapped the memories of so many shards."""
+    views = [MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20) for memory in memories]
+    return SimpleNamespace(connections=SimpleNamespace(present=lambda shard: SimpleNamespace(view=views[shard])))
+
+
 class TestTheShardThatAnswered:
     def test_is_the_one_that_is_mapped(self) -> None:
         """While a shard drains, it answers with blocks of its own that by the new topology are another shard's."""
         memories = [SharedMemory(1 << 20) for _ in range(2)]
-        session: Any = SimpleNamespace(
-            connection=lambda shard, deadline=0.0: SimpleNamespace(
-                view=MemoryView(os.getpid(), memories[shard].fd, memories[shard].file, 1 << 20)
-            )
-        )
+        session = mapping(*memories)
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
         memories[0].part(part)[:] = 5
         memories[0].label(part, header_of(segment, 3))
@@ -79,11 +81,7 @@ class TestTheShardThatAnswered:
 
     def test_a_block_of_an_earlier_life_of_a_shard_is_not_taken_for_one_of_this(self) -> None:
         memory = SharedMemory(1 << 20)
-        session: Any = SimpleNamespace(
-            connection=lambda shard, deadline=0.0: SimpleNamespace(
-                view=MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
-            )
-        )
+        session = mapping(memory)
         part, segment = Part(HEADER_BYTES, 4096), (0, 7)
         memory.label(part, header_of(segment, 4))
         assert SharedMemoryTransport(session).lock(segment, Block(part, (0,), 3, shard=0)) is None

@@ -21,7 +21,7 @@ QUESTIONS: dict[str, Callable[[Repository], object]] = {
 }
 
 
-def test_a_planner_that_is_found_again_is_no_stopped_repository(
+def test_a_catalog_that_is_found_again_is_no_stopped_repository(
     cluster: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"stopped-{uuid.uuid4().hex[:6]}"
@@ -33,10 +33,10 @@ def test_a_planner_that_is_found_again_is_no_stopped_repository(
             raise RepositoryNotFoundError("there is none")
 
         with monkeypatch.context() as patch:
-            patch.setattr(session.planner, "call", missing)
+            patch.setattr(session.catalog, "call", missing)
             with pytest.raises(RepositoryNotFoundError, match="it was stopped"):
-                session._check_left(0, died)
-        session._check_left(0, died)
+                session.lost(0, died)
+        session.lost(0, died)
         assert (known.load("m")["dense/kernel"] == 1).all()
 
 

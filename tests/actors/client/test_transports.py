@@ -78,7 +78,7 @@ def reader_of(client: Repository, *transports: Transport) -> Iterator[Reader]:
 
 
 def name_at(repo: Repository, shard: int) -> str:
-    return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{uuid.uuid4().hex[:6]}-{i}") == shard)
+    return next(n for i in range(1000) if repo._session.near(n := f"at{shard}-{uuid.uuid4().hex[:6]}-{i}") == shard)
 
 
 def equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
@@ -282,7 +282,7 @@ class TestFarReader:
         self, repo: Repository, name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with closing(connect_from_afar(repo.name)) as client:
-            for shard in client._session.topology.alive:
+            for shard in client._session.shards:
                 hello = client._session.connection(shard).hello
                 client._session.connections.drop(shard)
                 client._session.connections.add(replace(hello, memory_file=(0, 0)), near=True)
@@ -328,7 +328,7 @@ class TestFarReader:
     @pytest.mark.parametrize("transport", [*CARRYING, "gloo"])
     def test_a_corrupted_byte_is_refused(self, repo: Repository, far: Repository, name: str, transport: str) -> None:
         repo.save(name, {"a": np.zeros(50_000), "b": np.ones(50_000)})
-        home = repo._session.home(name)
+        home = repo._session.near(name)
         assert far._reader.fetch(name, transport=transport, verify=True)
         ((segment, slots),) = slots_of_model(repo, name).items()
         blocks = repo._session.call(home, ShardCalls.blocks({segment: slots}))
@@ -349,11 +349,11 @@ class TestFarReader:
 
     def test_a_shard_that_listens_elsewhere_now_is_found(self, repo: Repository, far: Repository, name: str) -> None:
         repo.save(name, TENSORS)
-        connection = far._session.connection(repo._session.home(name))
+        connection = far._session.connection(repo._session.near(name))
         host, _, token = connection.hello.tcp_address or ("", 0, "")
         connection.hello = replace(connection.hello, tcp_address=(host, 1, token))
         assert equal(far.load(name, transport="socket"), TENSORS)
-        connection = far._session.connection(repo._session.home(name))
+        connection = far._session.connection(repo._session.near(name))
         host, port, token = connection.hello.tcp_address or ("", 0, "")
         connection.hello = replace(connection.hello, tcp_address=(host, port, "another token"))
         assert equal(far.load(name, transport="socket"), TENSORS)

@@ -22,13 +22,14 @@ from tensorvine.actors import Repository
 from tensorvine.actors.client.save import offer as module
 from tensorvine.actors.client.save.offer import Offer
 from tensorvine.actors.client.save.upload import Upload, _Block
+from tensorvine.actors.client.requests import Numbered
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.memory.memory import MemoryView
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Gathered, Row
 from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError, StoreFullError, TensorMismatchError
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Request
 from tensorvine.store.waiting import NEVER
 
 from tests.support.far import connect_from_afar
@@ -165,11 +166,19 @@ def test_a_tensor_of_another_length_than_granted_is_not_copied(length: int) -> N
     with ThreadPoolExecutor(1) as helper:
         nobody = cast("Session", None)
         upload = Upload(
-            nobody, 0, save=Save("c", 1), deadline=NEVER, what="save of 'm'", helper=helper, granted=[128], granter=1
+            nobody,
+            0,
+            numbered=Numbered(Request("c", 1)),
+            deadline=NEVER,
+            what="save of 'm'",
+            helper=helper,
+            check=lambda: None,
+            granted=[128],
+            granter=1,
         )
         view = cast("MemoryView", SimpleNamespace(part=lambda part, _: memory[part.offset :][: part.length]))
         with pytest.raises(TensorMismatchError, match=rf"tensors of \[16\] bytes, .* granted; found \[{length}\]"):
-            upload._fill_parts([_Block((0, 1), [16])], [[np.ones(length, np.uint8)]], view)
+            upload._fill_parts([_Block((0, 1), (16,))], [[np.ones(length, np.uint8)]], view)
     assert not memory.any()
 
 
@@ -229,7 +238,7 @@ class TestEachWay:
     ) -> None:
         by(way, monkeypatch)
         repo._session.connection(0)  # the shard grants to clients that it watches
-        other, client = Save(repo._session.client, next(SERIALS)), repo._session.client
+        other, client = Request(repo._session.client, next(SERIALS)), repo._session.client
         granted = repo._session.call(0, ShardCalls.grant(client, other, [CAPACITY - (8 << 20)], WAIT_S))
         assert len(granted) == 1
         with ThreadPoolExecutor(1) as threads:
