@@ -1,55 +1,36 @@
-"""What the parts of a shard share, for tests of single parts: without Ray, other shards or clients."""
+"""What the parts of a shard share, for tests of single parts: without Ray, other shards, a catalog or clients."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from types import SimpleNamespace
 from typing import Any
 
-from tensorvine.actors.rpc.messages import RecoveryInfo, ShardConfig
+from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.notifier import Notifier
 from tensorvine.actors.shard.context import ShardContext
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import ShardUnavailableError
-from tensorvine.store.holders import Owner, Save
 from tensorvine.store.shard import ShardState
 from tensorvine.store.waiting import Deadline
 
 CAPACITY = 1 << 20
 
 
-class QuietSegmentMemory:
-    """A memory of which nothing is asked."""
-
-    def publish(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def filling(self, parts: Any, owner: Owner) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def drop_grants(self, owner: Owner) -> None:
-        pass
-
-    def end_save(self, save: Save) -> None:
-        pass
-
-    def grant(self, owner: Owner, sizes: Any, least: int = 1) -> list[int]:
-        return []
-
-
 def engine_at(node: str) -> Any:
     """An engine that knows where it is, and nothing else."""
-    return SimpleNamespace(this_node=lambda: node, address=lambda: "")
+    return SimpleNamespace(this_node=lambda: node, address=lambda: "127.0.0.1")
 
 
-class HeldTenure:
+class HeldLease:
     """A lease that does not end by itself."""
 
     holds = True
+    number = 1
+
+    @property
+    def is_over(self) -> bool:
+        return not self.holds
 
     def end(self) -> None:
         self.holds = False
@@ -58,52 +39,24 @@ class HeldTenure:
         if not self.holds:
             raise ShardUnavailableError("there is no lease")
 
-    def check_running(self) -> None:
+    async def held(self, deadline: Deadline) -> None:
         self.check()
 
-    async def held(self, deadline: Deadline) -> None:
-        pass
 
-    def wait(self, deadline: Deadline) -> None:
-        pass
-
-
-def context_of(
-    state: ShardState,
-    peers: Any = None,
-    *,
-    segment_memory: Any = None,
-    engine: Any = None,
-    recovery_info: RecoveryInfo | None = None,
-    replicas: int = 1,
-    capacity: int = CAPACITY,
-) -> ShardContext:
-    """The context of a shard with this state; what is left out is asked of nothing."""
+def context_of(state: ShardState, *, engine: Any = None, capacity: int = CAPACITY) -> ShardContext:
+    """The context of a shard with this state and real memory; no other actor can be called."""
     lock = threading.RLock()
-    tenure: Any = HeldTenure()
-    config = ShardConfig(
-        repository="alone",
-        index=state.index,
-        shards=(state.index,),
-        capacity=capacity,
-        preallocate_bytes=0,
-        session_s=60.0,
-        replicas=replicas,
-    )
+    nobody: Any = None
+    lease: Any = HeldLease()
+    config = ShardConfig(repository="alone", index=state.index, capacity=capacity, preallocate_bytes=0, session_s=60.0)
     return ShardContext(
         engine=engine or engine_at(f"node {state.index}"),
         config=config,
-        peers=peers,
+        catalog=nobody,
+        shards=nobody,
         state=state,
         lock=lock,
-        segment_memory=segment_memory or QuietSegmentMemory(),
-        tenure=tenure,
+        segment_memory=SegmentMemory(state, lock, capacity, 0),
+        lease=lease,
         notifier=Notifier(lock),
-        recovery_info=recovery_info,
     )
-
-
-def with_memory(context: ShardContext) -> ShardContext:
-    """Give a shard real memory, as much as its configuration says."""
-    context.segment_memory = SegmentMemory(context.state, context.lock, context.config.capacity, 0)
-    return context

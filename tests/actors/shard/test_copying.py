@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.admission import Admission
-from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.calls.copies import Address, Original
-from tensorvine.actors.shard.calls.replicas import ReplicaOf
 from tensorvine.actors.shard.context import ShardContext
-from tensorvine.actors.shard.copying import Copying, original_of, with_bytes
-from tensorvine.actors.shard.handoff.segment_handoff import SegmentHandoff
-from tensorvine.actors.shard.replicas import restore
-from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
+from tensorvine.actors.shard.copying import Copied, Copying, length_of, original_of, with_bytes
 from tensorvine.actors.shard.segment_memory import INLINE_BYTES
 from tensorvine.actors.shard.serving.block_server import BlockServer
-from tensorvine.actors.transport.frames import Row, Served, message
+from tensorvine.actors.transport.frames import message
 from tensorvine.actors.transport.tcp import TcpClient
-from tensorvine.planner.topology import Topology
 from tensorvine.store.errors import (
     CorruptDataError,
     ModelLostError,
-    MovedError,
-    OperationTimeoutError,
     ShardUnavailableError,
     StoreFullError,
     TensorVineError,
 )
-from tensorvine.store.holders import Save
-from tensorvine.store.refs import ModelRef
+from tensorvine.store.holders import Request
 from tensorvine.store.segments.arena import KEPT, Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES
 from tensorvine.store.segments.segment import SegmentId, layout
 from tensorvine.store.shard import ShardState
 from tensorvine.store.versions.manifest import digest_of
-from tensorvine.store.versions.replica import Copy
 
-from tests.support.contexts import context_of, engine_at, with_memory
+from tests.support.contexts import context_of
 from tests.support.tcp import impostor
 
 SIZES = (3 * INLINE_BYTES, 5, INLINE_BYTES + 1)
 SEGMENT, SMALL = (0, 1), (0, 2)
 SMALL_SIZES = (7, 9)
-SOURCE, HEIR = 0, 1
+SOURCE, TARGET = 0, 1
 WAIT_S = 60.0
 
 
@@ -88,9 +76,9 @@ class Pair:
 
         return asyncio.run(scene())
 
-    def read(self, copy: Copy) -> list[bytes]:
+    def read(self, copy: Copied) -> list[bytes]:
         in_memory = isinstance(copy.handle, Part)
-        assert in_memory == (copy.length > INLINE_BYTES)
+        assert in_memory == (length_of(Original(copy.sizes, copy.slots, None)) > INLINE_BYTES)
         block = (
             self.target.segment_memory.memory.read(copy.handle) if in_memory else np.frombuffer(copy.handle, np.uint8)
         )
@@ -104,10 +92,9 @@ class Pair:
         return segment_memory.bytes_filling + segment_memory._bytes_of(KEPT)
 
     def let_go(self, segment: SegmentId, slot: int) -> None:
-        """A slot's last holder releases it, and the segment is compacted."""
+        """A slot is freed, and the segment is compacted."""
         with self.source.lock:
-            self.source.state.hold(ModelRef("rest", 1), {segment: [s for s in range(3) if s != slot]})
-            self.source.state.release(ModelRef("m", 1))
+            self.source.state.free({segment: [slot]})
             self.source.segment_memory._compact(segment)
             self.source.state.residents.compactable.clear()
 
@@ -115,10 +102,7 @@ class Pair:
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     random, content = np.random.default_rng(7), dict[SegmentId, list[bytes]]()
-    here = engine_at("here")
-    here.address = lambda: "127.0.0.1"
-    source = with_memory(context_of(ShardState(SOURCE, lambda _: SOURCE), engine=here))
-    source.state.open("c", 0.0)
+    source = context_of(ShardState(SOURCE, 1))
     for segment, sizes in ((SEGMENT, SIZES), (SMALL, SMALL_SIZES)):
         content[segment] = [random.integers(0, 256, size, np.uint8).tobytes() for size in sizes]
         starts, length = layout(sizes)
@@ -128,19 +112,16 @@ def pair() -> Iterator[Pair]:
         with source.lock:
             handle: Any = block.tobytes()
             if length > INLINE_BYTES:
-                (offset,) = source.segment_memory.grant(Save("c", 1), [length])
+                (offset,) = source.segment_memory.grant(Request("c", 1), [length])
                 handle = Part(offset, length)
                 source.segment_memory.memory.part(handle)[:] = block
-            source.state.adopt(Save("c", 1), segment, handle, sizes)
+            source.state.stage(Request("c", 1), segment, handle, sizes)
             if isinstance(handle, Part):
                 source.segment_memory.keep(handle, segment)
-            source.state.hold(
-                ModelRef("m", 1) if segment == SEGMENT else ModelRef("m", 2), {segment: range(len(sizes))}
-            )
-            source.state.release(Save("c", 1))
+            source.state.commit(Request("c", 1), {segment: range(len(sizes))})
     block_server = BlockServer(source)
     source.tcp_address = block_server.address
-    target = with_memory(context_of(ShardState(HEIR, lambda _: HEIR)))
+    target = context_of(ShardState(TARGET, 1))
     yield Pair(source, target, Copying(target, Admission(target, cast("Any", None), None)), content)
     block_server._server.close()
 
@@ -258,11 +239,11 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
             (owner,) = pair.target.segment_memory._arena.owners()
             pair.target.segment_memory.drop_grants(owner)
             size = pair.target.config.capacity - INLINE_BYTES
-            assert not pair.target.segment_memory.grant(Save("c", 9), [size])
+            assert not pair.target.segment_memory.grant(Request("c", 9), [size])
         go_on.set()
         await task
         with pair.target.lock:
-            assert pair.target.segment_memory.grant(Save("c", 9), [size])
+            assert pair.target.segment_memory.grant(Request("c", 9), [size])
 
     monkeypatch.setattr(TcpClient, "read", slow)
     asyncio.run(given_up())
@@ -283,7 +264,7 @@ def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_o
             segment, kept = state.segment(SEGMENT), state.digests([SMALL])[SMALL]
             assert segment is not None
             length = layout(SIZES)[1]
-            (offset,) = memory.grant(Save("c", 2), [length])
+            (offset,) = memory.grant(Request("c", 2), [length])
             again = Part(offset, length)
             memory.memory.part(again)[:] = 7
             assert state.residents.move(SEGMENT, segment.generation, again, segment.offsets, length)
@@ -298,197 +279,3 @@ def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_o
         assert sent.tobytes() == pair.content[SEGMENT][slot]
         assert found[SEGMENT][slot] == digest_of(sent)
     assert found[SMALL] == kept
-
-
-class Keeping:
-    """A replica store in the target, which keeps the source's segments."""
-
-    def __init__(self, pair: Pair) -> None:
-        here = engine_at("there")
-        here.address = lambda: "127.0.0.1"
-        self.pair, self.target = pair, replace(pair.target, engine=here)
-        self.store = ReplicaStore(self.target, pair.copying, lambda: None)
-
-    def put(self, served: bool) -> None:
-        """Have the store keep both segments, of which messages bring the bytes unless they are `served`."""
-
-        async def scene() -> None:
-            opened = await self.store.open_replica(SOURCE, 1)
-            of = ReplicaOf(SOURCE, 1, opened.replica_store)
-            originals = self.pair.originals(served)
-            await self.store.put_in_replica(of, originals, {}, self.pair.source.tcp_address, WAIT_S)
-
-        asyncio.run(scene())
-
-    def damage(self, segment: SegmentId) -> None:
-        """Change one bit of a copy."""
-        replica = self.store._replicas[SOURCE]
-        copy = replica.copies[segment]
-        if isinstance(copy.handle, Part):
-            self.target.segment_memory.memory.part(copy.handle)[-65] ^= 1
-            return
-        changed = bytearray(copy.handle)
-        changed[0] ^= 1
-        replica.copies[segment] = replace(copy, handle=bytes(changed))
-
-    def restored(self) -> dict[SegmentId, list[bytes]]:
-        """Bring back what a new incarnation of the source gets."""
-        again = with_memory(context_of(ShardState(SOURCE, lambda _: SOURCE)))
-        offer = asyncio.run(self.store.offer_replica(SOURCE))
-        with again.lock:
-            parts = restore._admission(again.segment_memory, offer.segments)
-        restore._take(again, offer, offer.segments, parts)
-        return {s: list(found(again, s).values()) for s in again.state.segment_ids()}
-
-    def close(self) -> None:
-        if self.store._server is not None:
-            self.store._server.close()
-
-
-@pytest.fixture
-def keeping(pair: Pair) -> Iterator[Keeping]:
-    made = Keeping(pair)
-    yield made
-    made.close()
-
-
-class TestReplicasAreChecked:
-    @pytest.mark.parametrize("served", [True, False])
-    def test_what_was_written_comes_back(self, pair: Pair, keeping: Keeping, served: bool) -> None:
-        keeping.put(served)
-        copies = keeping.store._replicas[SOURCE].copies
-        assert {s: copy.digests for s, copy in copies.items()} == {
-            s: tuple(digest_of(np.frombuffer(tensor, np.uint8)) for tensor in tensors)
-            for s, tensors in pair.content.items()
-        }
-        assert keeping.restored() == pair.content
-
-    @pytest.mark.parametrize("served", [True, False])
-    @pytest.mark.parametrize("segment", [SEGMENT, SMALL])
-    def test_a_copy_that_was_damaged_where_it_is_kept_does_not_come_back_and_others_do(
-        self, pair: Pair, keeping: Keeping, served: bool, segment: SegmentId, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        keeping.put(served)
-        keeping.damage(segment)
-        assert keeping.restored() == {s: tensors for s, tensors in pair.content.items() if s != segment}
-        assert caplog.text.count(f"segment {segment} is lost, as its replica is damaged: ") == 1
-
-    def test_a_copy_that_was_damaged_on_its_way_is_not_kept(
-        self, pair: Pair, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        served = Served.pieces
-
-        def damaged(sent: Served, row: Row) -> Iterator[memoryview]:
-            first, *rest = served(sent, row)
-            changed = bytearray(first)
-            changed[0] ^= 1
-            yield from (memoryview(changed), *rest)
-
-        monkeypatch.setattr(Served, "pieces", damaged)
-        with pytest.raises(CorruptDataError, match=r"slot 0 of \(0, 1\).* by TCP from shard 0: expected content"):
-            keeping.put(served=True)
-        assert keeping.store._replicas[SOURCE].copies == {}
-        assert pair.taken == 0
-
-
-class Successors:
-    """The other shards, as one that drains sees them: the successor does what it is told."""
-
-    def __init__(self, pair: Pair) -> None:
-        self.topology = self.topology_after = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,))
-        self.told: list[tuple[int, ...]] = []
-        self._pair = pair
-        pair.target.peers = cast("Any", self)
-        self.successor = SegmentHandoff(pair.target)
-        self.before_it_copies = lambda: None
-
-    async def ask(self, shard: int, request: Request[Any], timeout: float) -> None:
-        assert (shard, request.remote) == (HEIR, ShardCalls.receive)
-        moved, original, address, holder = request.arguments
-        self.told.append(original.slots)
-        self.before_it_copies()
-        owner = self._pair.copying.owner("moving")
-        async with self._pair.copying.copied(owner, {moved.id: original}, address, WAIT_S) as copies:
-            self.successor.receive(moved, copies[moved.id], holder)
-
-
-@pytest.fixture
-def successors(pair: Pair) -> Successors:
-    return Successors(pair)
-
-
-def drain(pair: Pair, successors: Successors) -> SegmentHandoff:
-    pair.source.peers = cast("Any", successors)
-    return SegmentHandoff(pair.source)
-
-
-def found(context: ShardContext, segment_id: SegmentId) -> dict[int, bytes]:
-    segment = context.state.segment(segment_id)
-    assert segment is not None
-    view = context.segment_memory.view(segment)
-    assert view is not None
-    places = enumerate(segment.offsets)
-    return {slot: bytes(view[at : at + segment.sizes[slot]]) for slot, at in places if isinstance(at, int)}
-
-
-AFTER = Topology("copies", (SOURCE, HEIR), "starter").warned((SOURCE,)).shrunk((SOURCE,))
-
-
-def test_an_successor_has_what_the_shard_has_that_drains(pair: Pair, successors: Successors) -> None:
-    nbytes = asyncio.run(drain(pair, successors).copy(AFTER))
-    assert nbytes == sum(SIZES) + sum(SMALL_SIZES)
-    for segment, tensors in pair.content.items():
-        assert found(pair.target, segment) == dict(enumerate(tensors))
-    assert pair.target.segment_memory.bytes_filling == 0
-
-
-def test_a_segment_that_loses_a_slot_while_it_is_copied_is_described_anew(pair: Pair, successors: Successors) -> None:
-    def once() -> None:
-        successors.before_it_copies = lambda: None
-        pair.let_go(SEGMENT, 0)
-
-    successors.before_it_copies = once
-    asyncio.run(drain(pair, successors).copy(AFTER))
-    assert found(pair.target, SEGMENT) == {1: pair.content[SEGMENT][1], 2: pair.content[SEGMENT][2]}
-    assert sorted(successors.told) == [(0, 1), (0, 1, 2), (1, 2)]
-    assert pair.target.segment_memory.bytes_filling == 0
-
-
-def test_an_successor_that_cannot_reach_the_wire_gets_the_bytes_in_messages(
-    pair: Pair, successors: Successors, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    pair.source.tcp_address = ("127.0.0.1", port, "token")
-    asyncio.run(drain(pair, successors).copy(AFTER))
-    for segment, tensors in pair.content.items():
-        assert found(pair.target, segment) == dict(enumerate(tensors))
-    assert caplog.text.count("shard 1 cannot read its copies over TCP") == 1
-    assert pair.target.segment_memory.bytes_filling == 0
-
-
-def test_a_copy_of_a_drain_that_was_given_up_leaves_no_memory_taken(pair: Pair, successors: Successors) -> None:
-    def given_up() -> None:
-        successors.topology = successors.topology.warned(())
-
-    successors.before_it_copies = given_up
-    with pytest.raises(MovedError, match="was cancelled"):
-        asyncio.run(drain(pair, successors).copy(AFTER))
-    assert pair.taken == 0
-
-
-def test_a_copy_that_comes_after_its_save_was_aborted_is_refused(pair: Pair, successors: Successors) -> None:
-    """Nothing would release it before the client ends."""
-    save = Save("c", 7)
-    pair.target.segment_memory.end_save(save)
-    with pytest.raises(OperationTimeoutError, match="save c/s7: expected to be in progress; it has ended"):
-        asyncio.run(drain(pair, successors)._copy(SEGMENT, AFTER, save))
-    assert pair.taken == 0
-
-
-def test_a_copy_that_comes_twice_is_kept_once(pair: Pair, successors: Successors) -> None:
-    segment_handoff = drain(pair, successors)
-    asyncio.run(segment_handoff.copy(AFTER))
-    before = pair.taken
-    asyncio.run(segment_handoff._copy(SEGMENT, AFTER, segment_handoff._drain(AFTER)))
-    assert before == pair.taken > 0

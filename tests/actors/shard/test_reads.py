@@ -14,15 +14,14 @@ from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.shard.parts import reads as module
 from tensorvine.actors.shard.parts.reads import Reads
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import header_of
 from tensorvine.store.segments.segment import Block
 
-from tests.support.disk import MIB, noise
-from tests.support.disklife import Life, note, put
+from tests.support.disklife import MIB, Life, put
 
 SEGMENT, NBYTES = (0, 1), MIB
+NOISE = np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8)
 WAIT_S = 60.0
 
 
@@ -30,10 +29,9 @@ WAIT_S = 60.0
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """A shard that has one segment, on disk only."""
     archive = Archive(str(tmp_path), 1)
-    put(archive, SEGMENT, {0: noise(NBYTES)})
-    note(archive, ModelRef("m", 1), [(1, 0, NBYTES)])
+    put(archive, SEGMENT, {0: NOISE})
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    return Life(tmp_path, again=False)
+    return Life(tmp_path)
 
 
 def stays(life: Life) -> bool:
@@ -54,7 +52,6 @@ async def read(life: Life) -> Block:
         life.context,
         admission=life.room,
         history=life.history,
-        names=unused,
         senders=unused,
         rendezvous=unused,
         exports=unused,
@@ -82,7 +79,7 @@ def test_it_stays_until_the_reader_has_locked_it(life: Life, monkeypatch: pytest
         assert found is not None
         await until(lambda: not memory._locks._held)
         assert stays(life)  # the reader has it
-        assert np.array_equal(found[:NBYTES], noise(NBYTES))
+        assert np.array_equal(found[:NBYTES], NOISE)
         del found
         view.close()
         assert not stays(life)

@@ -15,13 +15,11 @@ import pytest
 from tensorvine.actors.memory.workers import Workers
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import CorruptDataError, StoreFullError
-from tensorvine.store.holders import Save
-from tensorvine.store.refs import ModelRef
+from tensorvine.store.holders import Request
 from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.sizes import size
 
-from tests.support.disk import MIB
-from tests.support.disklife import CAPACITY, Life, note, put
+from tests.support.disklife import CAPACITY, MIB, Life, put
 from tests.support.waiting import eventually
 
 ONE, TWO, THREE, FOUR = ((0, serial) for serial in range(1, 5))
@@ -30,12 +28,11 @@ BYTES = {ONE: 3 * MIB, TWO: 7 * MIB // 2, THREE: 3 * MIB, FOUR: 3 * MIB}
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
-    """A shard of 8 MiB with four segments on disk, of one version each: 3, 3.5, 3 and 3 MiB."""
+    """A shard of 8 MiB with four segments on disk: 3, 3.5, 3 and 3 MiB."""
     archive = Archive(str(tmp_path), 1)
     for segment, nbytes in BYTES.items():
         put(archive, segment, {0: np.full(nbytes, segment[1], np.uint8)})
-        note(archive, ModelRef("m", segment[1]), [(segment[1], 0, nbytes)])
-    return Life(tmp_path, again=False)
+    return Life(tmp_path)
 
 
 async def load(life: Life, *segments: SegmentId) -> list[np.ndarray]:
@@ -77,10 +74,10 @@ def here(life: Life, *segments: SegmentId) -> bool:
 class TestAdmission:
     def test_what_a_load_has_already_does_not_lie_in_its_own_way(self, life: Life) -> None:
         with life.lock:
-            life.segment_memory.grant(Save("c", 1), [2 * MIB])
+            life.segment_memory.grant(Request("c", 1), [2 * MIB])
         run(life, load(life, ONE))
         with life.lock:
-            life.segment_memory.drop_grants(Save("c", 1))
+            life.segment_memory.drop_grants(Request("c", 1))
         # 2 MiB, the first segment, 3 MiB: the second needs 3.5
         (kept,) = run(life, load(life, ONE, TWO))
         assert len(kept) == 2
@@ -117,7 +114,7 @@ class TestAdmission:
 
     def test_where_a_save_takes_the_rest_the_error_names_the_load(self, life: Life) -> None:
         with life.lock:
-            life.segment_memory.grant(Save("c", 1), [3 * MIB])
+            life.segment_memory.grant(Request("c", 1), [3 * MIB])
 
         async def impatient() -> Any:
             taken = lambda *arguments: life.room.taken(*arguments, timeout=0.05)  # noqa: E731
@@ -128,7 +125,7 @@ class TestAdmission:
         assert "load of m: expected room for 6.8 MB in shard 0" in str(error)
         assert life.segment_memory.bytes_filling == 3 * MIB
         with life.lock:
-            life.segment_memory.drop_grants(Save("c", 1))
+            life.segment_memory.drop_grants(Request("c", 1))
         run(life, load(life, ONE, TWO))
         assert here(life, ONE, TWO)
 
@@ -253,7 +250,7 @@ class TestReadings:
             with life.lock:
                 assert life.state.residents.evict(ONE)
                 life.segment_memory.settle()
-                assert life.segment_memory.grant(Save("c", 1), [MIB])
+                assert life.segment_memory.grant(Request("c", 1), [MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", pushed_out)
@@ -267,7 +264,7 @@ class TestReadings:
         def crowded(*arguments: Any) -> np.ndarray | None:
             view = true(*arguments)
             with life.lock:
-                assert not life.segment_memory.grant(Save("c", 1), [CAPACITY - MIB])
+                assert not life.segment_memory.grant(Request("c", 1), [CAPACITY - MIB])
             return view
 
         monkeypatch.setattr(life.history._tiers, "load", crowded)
