@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -178,7 +179,7 @@ class Manifests:
             log.info("catalog: read %d manifests, of %d", len(new), len(names))
         return names
 
-    def read_again(self, ref: ModelRef, shards: Sequence[int]) -> Unreadable | None:
+    def read_again(self, ref: ModelRef, shards: Sequence[int], lock: threading.RLock) -> Unreadable | None:
         """Try a manifest that could not be read; return why it still cannot be. Call it without the lock.
 
         Raises:
@@ -189,8 +190,12 @@ class Manifests:
             return found
         files = self._files()
         self._note_bases([found] if found is not None else [])
-        self._state.found(ref, found)
-        self._state.restore_files(files, self._bases, shards)
+        with lock:
+            try:
+                self._state.found(ref, found)
+            except CorruptDataError as exc:
+                return without_frames(exc)
+            self._state.restore_files(files, self._bases, shards)
         return None
 
     def _read_one(self, ref: ModelRef) -> Manifest | Unreadable | None:

@@ -385,6 +385,27 @@ class Placement:
         for shard, slots in orders.items():
             self._lines.order(shard, Free(slots))
 
+    def give_files(self) -> None:
+        """Have keepers know of files that they do not know of: those of manifests that were read late."""
+        with self._lock:
+            takes: dict[int, dict[SegmentId, File | None]] = {}
+            for segment, known in self._references.items():
+                if known.file is not None and not known.copies:
+                    takes.setdefault(known.keeper, {})[segment] = known.file.file(segment)
+            for shard, files in takes.items():
+                self._lines.order(shard, Take(files))
+
+    def missing_copies(self) -> int:
+        """Count the segments that fewer nodes have than there should be. Call it with the lock held."""
+        replicas = self._context.topology.replicas
+        if replicas == 1:
+            return 0
+        nodes = self._lines.nodes
+        return sum(
+            len({nodes[shard] for shard in known.copies if shard in nodes}) < replicas and not known.is_safe()
+            for _, known in self._references.items()
+        )
+
     # ---- drains ---------------------------------------------------------------------------------------
 
     def drain(self, shard: int) -> int:

@@ -1,0 +1,206 @@
+"""The catalog actor: all metadata of one repository.
+
+Rules (docs/design/catalog.md)
+- The state decides (`store.catalog.state`), the parts act. `context.decide` is the only way to a decision.
+- The constructor takes a term, finds what was decided before, and begins a stream; calls wait until then.
+- Groups run in threads of their own: `ctl` for short answers, `data` for the path, `watch` for long polls.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+
+from ...store.archive.archive import LOCK_NAME, Archive
+from ...store.archive.directory import Directory
+from ...store.catalog.state import CatalogState
+from ...store.errors import StorageError
+from ...store.waiting import Backoff, Deadline
+from ..engine.engine import Engine
+from ..engine.room import outlast_workers
+from ..memory.counters import CounterPage
+from ..rpc.calls import composed
+from ..rpc.catalog_messages import CatalogConfig
+from ..rpc.lease import Lease
+from ..rpc.notifier import Notifier
+from ..rpc.registry import Registry
+from ..rpc.shard_channels import ShardChannels
+from .care import Care
+from .context import CatalogContext
+from .copies import JournalCopies
+from .durable import DurableSaves, ManifestWriter
+from .finding import Found, Manifests, in_directory, in_shards, replayed, until_read
+from .journal import Journal, delete_earlier, open_private, private_folder
+from .lines import Lines
+from .parts.clients import Clients
+from .parts.deploy import Deploy
+from .parts.shards import Shards
+from .parts.versions import Versions
+from .placement import Placement
+from .retaining import Retaining
+
+log = logging.getLogger(__name__)
+
+CLAIM_S = 3.0
+"""How long a repository that starts waits for another one to leave its path."""
+
+
+@composed([Clients, Versions, Shards, Deploy])
+class Catalog:
+    """The catalog of one repository, as an actor.
+
+    Args:
+        engine: runs the actors.
+        config: how the repository was started.
+
+    Raises:
+        StorageError, CorruptDataError: the path cannot be used, or another repository uses it.
+    """
+
+    def __init__(self, engine: Engine, config: CatalogConfig) -> None:
+        outlast_workers()
+        again = engine.restarted()
+        topology, start = config.topology, config.topology.started_by
+        registry = Registry(engine, topology.repository, start)
+        if not again:
+            registry.clear()
+        page = CounterPage(secrets.randbits(62))
+        lease = Lease(registry, "catalog", engine.this_node(), page.lease)
+        again = again or bool(lease.before)
+        topology = registry.topology() or topology
+        channels = ShardChannels(engine, topology.repository)
+        archive = _opened(config, lease, again)
+        disk = config.disk
+        state = CatalogState(
+            start, config.session_s, config.capacity, disk.codec if disk is not None else None, archive is not None
+        )
+        private = private_folder(topology.repository, start)
+        shards = topology.shards if again else ()
+        _find(state, lease, registry, archive, private, channels, shards)
+        manifests = Manifests(archive, state) if archive is not None else None
+        if not state.same_start:
+            state.forget_shards(topology.shards)
+        if manifests is not None:
+            until_read(lambda: manifests.read(topology.shards) and None, waits=again)
+        lock = threading.RLock()
+        state.term = lease.number
+        directory = archive.directory if archive is not None else None
+        journal = Journal(state, lock, lease.number, lease.token, directory, lambda: open_private(private))
+        journal.begin()
+        registry.decide(topology)
+        lease.say(journal.where)
+        _forget_earlier(lease, journal, directory, private)
+        context = self._context = CatalogContext(
+            engine=engine,
+            config=config,
+            registry=registry,
+            lease=lease,
+            topology=topology,
+            state=state,
+            lock=lock,
+            journal=journal,
+            page=page,
+            notifier=Notifier(lock),
+            archive=archive,
+        )
+        lines = Lines(channels, context.term, lock, lambda shard: deploy.acknowledged(shard))
+        durable = DurableSaves()
+        placement = Placement(context, lines, durable)
+        writer = ManifestWriter(context, archive, lines, placement.settle) if archive is not None else None
+        retaining = Retaining(context, lines, disk.keep if disk is not None else None)
+        copies = JournalCopies(context, lines, channels)
+        versions = Versions(context, placement, writer)
+        clients = Clients(context, lines, placement=placement, writer=writer)
+        deploy = Deploy(context, lines, placement)
+        shards_part = Shards(
+            context,
+            lines,
+            placement=placement,
+            copies=copies,
+            durable=durable,
+            writer=writer,
+            retaining=retaining,
+            versions=versions,
+        )
+        parts = (clients, versions, shards_part, deploy)
+        self.parts: Mapping[type, object] = {type(part): part for part in parts}
+        Care(context, placement=placement, clients=clients, deploy=deploy, manifests=manifests)
+        log.info(
+            "catalog of %r: term %d, %d versions, %d segments",
+            topology.repository,
+            lease.number,
+            state.models_count,
+            len(state.references),
+        )
+
+
+def _opened(config: CatalogConfig, lease: Lease, again: bool) -> Archive | None:
+    """Open the path and lock it; a catalog that starts again waits for a path that is not there just now."""
+    if config.disk is None:
+        return None
+    uri = config.disk.uri
+    deadline, pauses = Deadline.after(CLAIM_S), Backoff(0.1, 2.0)
+    while True:
+        try:
+            archive = Archive(uri, 1, create=False, guard=lease.check)
+            archive.directory.claim(LOCK_NAME)
+            if not again:
+                archive.sweep()
+            return archive
+        except StorageError as exc:
+            if not again and deadline.passed:
+                raise
+            log.error("catalog: waiting for its path: %s", exc)
+        pauses.wait()
+
+
+def _find(
+    state: CatalogState,
+    lease: Lease,
+    registry: Registry,
+    archive: Archive | None,
+    private: str,
+    channels: ShardChannels,
+    shards: tuple[int, ...],
+) -> None:
+    """Bring back what was decided before, from the greatest stream that can be reached."""
+    found: list[Found | None] = []
+
+    def look() -> None:
+        found[:] = [in_directory(archive.directory)] if archive is not None else []
+
+    again = bool(shards)
+    until_read(look, waits=again)
+    if again:
+        found.append(in_directory(open_private(private)))
+    best = max(filter(None, found), key=lambda one: (one.stream, len(one.content)), default=None)
+    if again and (best is None or best.stream.term < max(lease.before, default=0) or archive is None):
+        best = in_shards(channels, shards, best)
+    if best is not None:
+        replayed(state, best)
+    if again and not _is_newest(best, lease, archive, private):
+        state.floor = registry.raise_floor()
+        log.error("catalog: the journal of the last term is out of reach: numbers go on above %d", state.floor)
+    else:
+        state.floor = max(state.floor, registry.floor())
+
+
+def _is_newest(best: Found | None, lease: Lease, archive: Archive | None, private: str) -> bool:
+    """Tell whether a stream has all that the last term decided: it is that term's own file."""
+    terms = {term: where for term, where in lease.before.items() if where}
+    if not terms:
+        return True
+    last = max(terms)
+    reachable = {private} | ({archive.directory.uri} if archive is not None else set())
+    return best is not None and best.stream.term == last and terms[last] in reachable
+
+
+def _forget_earlier(lease: Lease, journal: Journal, path: Directory | None, private: str) -> None:
+    """Delete streams and entries of earlier terms: the new stream has all that they say."""
+    lease.forget_earlier()
+    try:
+        delete_earlier([*([path] if path is not None else []), open_private(private)], journal.stream)
+    except StorageError as exc:
+        log.warning("catalog: streams of earlier terms could not be deleted: %s", exc)

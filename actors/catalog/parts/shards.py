@@ -1,0 +1,210 @@
+"""What shards ask the catalog: the term, commits, names to watch, and reports of what they have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from ....store.catalog.orders import Ended
+from ....store.catalog.reports import Answered, Report, Sender
+from ....store.errors import OperationTimeoutError, ShardUnavailableError, StorageError
+from ....store.holders import Request
+from ....store.segments.segment import File, SegmentId
+from ....store.versions.manifest import check_metadata
+from ....store.versions.slots import unpacked_slots
+from ....store.waiting import Deadline
+from ...rpc.calls import answers
+from ...rpc.catalog_calls import KeeperCalls
+from ...rpc.catalog_messages import Committed, Located, Proposal, Refused, Term
+from ..context import CatalogContext, Change
+from ..copies import JournalCopies
+from ..durable import DurableSaves, ManifestWriter
+from ..lines import Line, Lines
+from ..placement import Placement
+from ..retaining import Retaining
+from .versions import Versions
+
+
+class Shards:
+    """What the catalog does for shards.
+
+    Args:
+        context: the catalog's.
+        lines: to the shards.
+        placement: takes reports.
+        copies: of the journal.
+        durable: saves that wait for files.
+        writer: writes manifests; None: there is no path.
+        retaining: asks the retention policy.
+        versions: says where versions are.
+    """
+
+    def __init__(
+        self,
+        context: CatalogContext,
+        lines: Lines,
+        *,
+        placement: Placement,
+        copies: JournalCopies,
+        durable: DurableSaves,
+        writer: ManifestWriter | None,
+        retaining: Retaining,
+        versions: Versions,
+    ) -> None:
+        self._context = context
+        self._state = context.state
+        self._lock = context.lock
+        self._lines = lines
+        self._placement = placement
+        self._copies = copies
+        self._durable = durable
+        self._writer = writer
+        self._retaining = retaining
+        self._versions = versions
+        self._saving: dict[Request, asyncio.Task[Committed]] = {}
+        """Durable saves under way."""
+        context.followers.append(lambda effects: self._push(effects.published))
+
+    @answers(KeeperCalls.present)
+    async def present(self, shard: int, incarnation: int) -> Term:
+        with self._lock:
+            self._context.lease.check()
+            line = self._lines.get(shard)
+            if shard not in self._context.topology.shards or (line is not None and line.incarnation > incarnation):
+                raise ShardUnavailableError(f"shard {shard}: expected its newest process; another one has reported")
+            return self._context.term
+
+    @answers(KeeperCalls.report)
+    async def report(self, report: Report) -> Answered:
+        answer = self._placement.report(report)
+        if self._writer is not None and report.stored:
+            self._writer.soon()
+        return answer
+
+    @answers(KeeperCalls.commit)
+    async def commit(self, sender: Sender, proposal: Proposal) -> Committed | Refused:
+        draft, deadline = proposal.draft, Deadline.after(proposal.timeout)
+        check_metadata(draft.name, draft.metadata, self._context.config.metadata_bytes)
+        holds = unpacked_slots(draft.slots)
+        inherited = [segment for segment in holds if segment not in proposal.staged]
+        await self._replicated(inherited, deadline)
+        with self._lock:
+            self._line(sender)
+            self._context.requests += 1
+            answered = self._state.answer(draft.save)
+            if answered is not None:
+                return Committed(*answered)
+            self._state.requests.check(draft.save)
+            self._state.requests.open(draft.save.client, time.monotonic())
+            refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
+            if refusal is not None:
+                return Refused(*refusal)
+            if not proposal.durable:
+                records = self._context.decide(
+                    lambda: self._state.decide_commit(draft, proposal.staged, time.time_ns())
+                )
+                committed = self._committed(proposal)
+                self._lines_note(proposal)
+        if proposal.durable:
+            committed = await self._saved(proposal, deadline)
+        elif records:
+            await self._copies.secured(deadline)
+        return committed
+
+    async def _replicated(self, segments: Sequence[SegmentId], deadline: Deadline) -> None:
+        """Wait until as many nodes have segments as there are to be."""
+        if self._context.topology.replicas == 1:
+            return
+
+        def look() -> bool | None:
+            return None if self._placement.lacking(segments) else True
+
+        if not await self._context.notifier.until(Change.COPIES, look, deadline):
+            raise ShardUnavailableError("save: expected copies of what it inherits in time; they are not there")
+
+    def _committed(self, proposal: Proposal) -> Committed:
+        """Return the answer of a commit that was decided just now, and end its request. With the lock held."""
+        answered = self._state.answer(proposal.save)
+        if answered is None:
+            raise ShardUnavailableError(f"save {proposal.save}: expected its version; found none")
+        self._state.end_request(proposal.save)
+        self._retaining.soon(answered[0].name)
+        return Committed(*answered)
+
+    def _lines_note(self, proposal: Proposal) -> None:
+        """Note where the segments of a commit lie. With the lock held."""
+        for segment, staged in proposal.staged.items():
+            known = self._state.references.get(segment)
+            if known is not None:
+                known.place = staged.place
+
+    async def _saved(self, proposal: Proposal, deadline: Deadline) -> Committed:
+        """Carry a durable save out, once however often it is asked for."""
+        task = self._saving.get(proposal.save)
+        if task is None:
+            task = self._saving[proposal.save] = asyncio.ensure_future(self._save(proposal, deadline))
+            task.add_done_callback(lambda done: self._saving.pop(proposal.save, None) and done.cancelled())
+        return await asyncio.shield(task)
+
+    async def _save(self, proposal: Proposal, deadline: Deadline) -> Committed:
+        if self._writer is None:
+            raise StorageError(
+                f"save of {proposal.draft.name!r}: durability 'disk': expected a repository with path=; found one "
+                "without"
+            )
+        await self._writer.save(self._durable, proposal.draft, proposal.staged, deadline)
+        with self._lock:
+            committed = self._committed(proposal)
+            self._lines_note(proposal)
+        return committed
+
+    @answers(KeeperCalls.watch)
+    async def watch(self, sender: Sender, names: Sequence[str]) -> list[Located]:
+        with self._lock:
+            self._lines.watch(self._line(sender), names)
+            found = (self._state.newest(name) for name in names)
+            return [self._versions.located(entry, None) for ref in found if ref and (entry := self._state.live(ref))]
+
+    @answers(KeeperCalls.files)
+    async def files(self, segments: Sequence[SegmentId]) -> dict[SegmentId, File]:
+        with self._lock:
+            self._context.lease.check()
+            known = {segment: self._state.references.get(segment) for segment in segments}
+            return {s: one.file.file(s) for s, one in known.items() if one is not None and one.file is not None}
+
+    @answers(KeeperCalls.ended)
+    async def ended(self, sender: Sender, clients: Sequence[str]) -> None:
+        with self._lock:
+            self._line(sender)
+            for client in clients:
+                self._state.end_client(client)
+                self._placement.renewed(client)
+            self._lines.order_all(Ended(tuple(clients)))
+        self._placement.settle()
+
+    def _line(self, sender: Sender) -> Line:
+        """Return the line to a shard that asks. Call it with the lock held.
+
+        Raises:
+            ShardUnavailableError: it goes by another term, or has not reported to this one.
+        """
+        self._context.lease.check()
+        line = self._lines.get(sender.shard)
+        if sender.term != self._context.lease.number or line is None or line.incarnation != sender.incarnation:
+            raise ShardUnavailableError(
+                f"shard {sender.shard}: expected a report to term {self._context.lease.number} first"
+            )
+        if not line.reported:
+            raise OperationTimeoutError(f"shard {sender.shard}: expected its report to be taken")
+        return line
+
+    def _push(self, published: Sequence[object]) -> None:
+        """Send new versions to the shards where clients wait for them. With the lock held."""
+        for ref in published:
+            name = getattr(ref, "name", "")
+            shards = self._lines.watchers(name)
+            newest = self._state.newest(name) if shards else None
+            entry = self._state.live(newest) if newest is not None else None
+            if entry is not None and newest == ref:
+                self._lines.push(shards, self._versions.located(entry, None))
