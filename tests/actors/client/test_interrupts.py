@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.save.pending import PendingSave
+from tensorvine.actors.client.save.request import SaveRequest
 from tensorvine.actors.client.save.saver import Saver
+from tensorvine.actors.client.session import Session
 from tensorvine.actors.memory import copying
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.tasks.saving import save_arrays
 from tensorvine.store.errors import OperationTimeoutError
 
@@ -109,8 +113,8 @@ class TestGivenUp:
     def test_one_that_is_copied_appears_no_more(self, client: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         arrays = {"a": np.ones(LENGTH, np.uint8), "b": np.ones(LENGTH, np.uint8)}
         with monkeypatch.context() as patch:
-            held = Held(patch, SAVE_THREAD)
-            with pytest.raises(Interrupt), when_waiting(PendingSave.committed, after=held.began):
+            held = Held(patch, HELPERS)
+            with pytest.raises(Interrupt), when_waiting(wait):
                 client.save("m", arrays, inherit=None)
         arrays["a"][:] = arrays["b"][:] = 2
         held.go_on.set()
@@ -118,31 +122,59 @@ class TestGivenUp:
         assert names(client) == ["next"]
 
     def test_one_in_the_queue_appears_no_more(self, client: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
             held = Held(patch, SAVE_THREAD)
-            first = threads.submit(client.save, "first", {"a": np.ones(LENGTH, np.uint8)})
+            first = client.save_async("first", {"a": np.ones(LENGTH, np.uint8)})
             assert held.began.wait(PATIENCE_S)
             with pytest.raises(Interrupt), when_waiting(PendingSave.committed):
                 client.save("m", {"w": np.ones(3)})
             held.go_on.set()
-            first.result(PATIENCE_S)
+            first.committed(PATIENCE_S)
         client.save("next", {"w": np.ones(3)})
         assert names(client) == ["first", "next"]
 
     def test_one_that_is_being_committed_is_waited_for(
         self, client: Repository, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        true, main, began = Saver._commit_at, threading.main_thread().ident, threading.Event()
+        """It was queued behind a save that did not wait, so another thread commits it."""
+        true, main, began = Saver._handed, threading.main_thread().ident, threading.Event()
 
-        def commit(*arguments: Any) -> Any:
-            began.set()
-            eventually(lambda: is_inside(sys._current_frames()[main or 0], PendingSave.give_up), "the caller waits")
-            return true(*arguments)
+        def handed(saver: Saver, request: SaveRequest, *rest: Any) -> Any:
+            waits = PendingSave.give_up if request.name == "m" else PendingSave.committed
+            if request.name == "m":
+                began.set()
+            eventually(lambda: is_inside(sys._current_frames()[main or 0], waits), "the caller waits")
+            return true(saver, request, *rest)
 
-        monkeypatch.setattr(Saver, "_commit_at", commit)
+        monkeypatch.setattr(Saver, "_handed", handed)
+        client.save_async("first", {"w": np.ones(3)})
         with pytest.raises(Interrupt), when_waiting(PendingSave.committed, after=began):
             client.save("m", {"w": np.ones(3)})
-        assert names(client) == ["m"]
+        assert names(client) == ["first", "m"]
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
+    def test_a_commit_that_is_interrupted_stands_when_the_call_ends_or_never_comes(
+        self, client: Repository, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        call = Session.call
+
+        def interrupt(session: Session, shard: int, request: Request[Any], *rest: Any) -> Any:
+            if request.remote is ShardCalls.commit:
+                if when == "meanwhile":
+                    session.send(shard, request)
+                elif when == "after":
+                    call(session, shard, request, *rest)
+                raise Interrupt
+            return call(session, shard, request, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "call", interrupt)
+            with pytest.raises(Interrupt):
+                client.save("m", {"w": np.ones(3)})
+        found = names(client)
+        assert found in {"before": ([],), "meanwhile": ([], ["m"]), "after": (["m"],)}[when]
+        client.save("next", {"w": np.ones(3)})
+        assert names(client) == [*found, "next"]
 
     def test_save_arrays(self, client: Repository) -> None:
         go_on = threading.Event()
@@ -187,17 +219,30 @@ class TestDeadlines:
     """A save's time begins when it is asked for."""
 
     def test_it_counts_the_wait_for_earlier_saves(self, client: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
             held = Held(patch, SAVE_THREAD)
-            first = threads.submit(client.save, "first", {"a": np.ones(LENGTH, np.uint8)})
+            first = client.save_async("first", {"a": np.ones(LENGTH, np.uint8)})
             assert held.began.wait(PATIENCE_S)
             with pytest.raises(OperationTimeoutError, match="earlier saves are still running"):
                 client.save("m", {"w": np.ones(3)}, timeout=0.1)
             assert not first.done()
             held.go_on.set()
-            first.result(PATIENCE_S)
+            first.committed(PATIENCE_S)
         client.save("next", {"w": np.ones(3)})
         assert names(client) == ["first", "next"]
+
+    def test_a_save_does_not_wait_for_that_of_another_thread(
+        self, client: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1, "slow") as threads:
+            held = Held(patch, ("slow",))
+            slow = threads.submit(client.save, "slow", {"a": np.ones(LENGTH, np.uint8)})
+            assert held.began.wait(PATIENCE_S)
+            client.save("m", {"w": np.ones(3)})
+            assert not slow.done()
+            held.go_on.set()
+            slow.result(PATIENCE_S)
+        assert names(client) == ["m", "slow"]
 
     def test_a_timeout_of_a_wait_ends_only_the_wait(self, client: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
         held = Held(monkeypatch, SAVE_THREAD)

@@ -1,4 +1,4 @@
-"""A shard's lease: who may answer, and when (`actors.shard.tenure`)."""
+"""The lease of an actor's process: who may decide, and when (`actors.rpc.lease`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 import pytest
-from tensorvine.actors.memory.memory import MemoryView, SharedMemory
+from tensorvine.actors.memory.counters import CounterPage, CounterView
+from tensorvine.actors.rpc import lease as lease_module
+from tensorvine.actors.rpc.lease import Lease
 from tensorvine.actors.rpc.registry import Registry
-from tensorvine.actors.shard import tenure as tenure_module
-from tensorvine.actors.shard.tenure import Tenure
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.waiting import NEVER, Deadline
 
@@ -39,6 +39,10 @@ class Head:
         else:
             self.facts[name] = value
 
+    def keep_absent(self, name: str, value: bytes) -> bool:
+        self._reach()
+        return self.facts.setdefault(name, value) is value
+
     def kept(self, prefix: str) -> dict[str, bytes]:
         self._reach()
         return {name: value for name, value in self.facts.items() if name.startswith(prefix)}
@@ -52,7 +56,7 @@ class Head:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenure_module, "RENEW_S", 0.02)
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.02)
 
 
 @pytest.fixture
@@ -60,70 +64,70 @@ def head() -> Head:
     return Head()
 
 
-def entered(head: Any, node: str = "here", shows: list[float] | None = None) -> Tenure:
+def entered(head: Any, node: str = "here", shows: list[float] | None = None) -> Lease:
     shown = shows if shows is not None else []
-    return Tenure(Registry(head, "models", "start"), "shard 3", node, shown.append)
+    return Lease(Registry(head, "models", "start"), "shard-3", node, shown.append)
 
 
 class TestOneIncarnation:
     def test_holds_and_says_until_when(self, head: Head) -> None:
         shows: list[float] = []
         before = time.monotonic()
-        tenure = entered(head, shows=shows)
-        assert tenure.holds
-        tenure.check()
-        asyncio.run(tenure.held(Deadline.after(0.0)))
-        assert shows[0] >= before + tenure_module.LEASE_S
+        lease = entered(head, shows=shows)
+        assert lease.holds
+        lease.check()
+        asyncio.run(lease.held(Deadline.after(0.0)))
+        assert shows[0] >= before + lease_module.LEASE_S
         eventually(lambda: len(shows) > 3, "three renewals")
         assert shows == sorted(shows)
 
     def test_lapses_without_the_head_and_goes_on_with_it(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tenure_module, "LEASE_S", 0.2)
-        tenure = entered(head)
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.2)
+        lease = entered(head)
         head.cut = True
-        eventually(lambda: not tenure.holds, "the lease is over")
-        with pytest.raises(ShardUnavailableError, match=r"shard 3: expected the head .* the head does not answer"):
-            tenure.check()
+        eventually(lambda: not lease.holds, "the lease is over")
+        with pytest.raises(ShardUnavailableError, match=r"shard-3: expected the head .* the head does not answer"):
+            lease.check()
         with pytest.raises(OperationTimeoutError, match="the head does not answer"):
-            asyncio.run(tenure.held(Deadline.after(0.1)))
+            asyncio.run(lease.held(Deadline.after(0.1)))
         head.cut = False
-        asyncio.run(tenure.held(Deadline.after(60.0)))
+        asyncio.run(lease.held(Deadline.after(60.0)))
 
     def test_a_thread_waits_for_the_next_lease(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tenure_module, "LEASE_S", 0.2)
-        tenure = entered(head)
-        tenure.wait(Deadline.after(0.0))
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.2)
+        lease = entered(head)
+        lease.wait(Deadline.after(0.0))
         head.cut = True
-        eventually(lambda: not tenure.holds, "the lease is over")
-        tenure.check_running()
+        eventually(lambda: not lease.holds, "the lease is over")
+        lease.check_running()
         with pytest.raises(OperationTimeoutError, match="the head does not answer"):
-            tenure.wait(Deadline.after(0.1))
+            lease.wait(Deadline.after(0.1))
         head.cut = False
-        tenure.wait(Deadline.after(60.0))
-        tenure.end()
+        lease.wait(Deadline.after(60.0))
+        lease.end()
         with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
-            tenure.wait(NEVER)
+            lease.wait(NEVER)
         with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
-            tenure.check_running()
+            lease.check_running()
 
     def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
         shows: list[float] = []
-        tenure = entered(head, shows=shows)
+        lease = entered(head, shows=shows)
         head.swift.clear()
-        renewing = threading.Thread(target=tenure._keep, daemon=True)
+        renewing = threading.Thread(target=lease._keep, daemon=True)
         head.asked.clear()
         renewing.start()
         assert head.asked.wait(60.0)
-        tenure.end()
+        lease.end()
         head.swift.set()
         renewing.join(60.0)
         assert shows[-1] == 0.0
-        with pytest.raises(ShardUnavailableError, match=r"shard 3: .*; the actor was stopped"):
-            asyncio.run(tenure.held(NEVER))
+        with pytest.raises(ShardUnavailableError, match=r"shard-3: .*; the actor was stopped"):
+            asyncio.run(lease.held(NEVER))
 
     def test_waits_for_a_head_that_does_not_answer_when_it_starts(self, head: Head) -> None:
         head.cut = True
-        made: list[Tenure] = []
+        made: list[Lease] = []
         thread = threading.Thread(target=lambda: made.append(entered(head)), daemon=True)
         thread.start()
         assert head.asked.wait(60.0)
@@ -135,21 +139,21 @@ class TestOneIncarnation:
 
 class TestTheNextIncarnation:
     def test_of_another_node_waits_for_the_former_lease(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tenure_module, "LEASE_S", 0.5)
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.5)
         former = entered(head, "there")
         monkeypatch.setattr(former, "_renew", lambda: None)  # it is cut off
-        tenure = entered(head)
+        lease = entered(head)
         assert not former.holds
-        eventually(lambda: tenure.holds, "it has the lease")
+        eventually(lambda: lease.holds, "it has the lease")
 
     def test_of_the_same_node_waits_for_its_process(self, head: Head) -> None:
         process = subprocess.Popen(["sleep", "600"])  # noqa: S607
-        head.facts["models:start:tenure/shard 3"] = f'["here", {process.pid}, ""]'.encode()
-        made: list[Tenure] = []
+        head.facts["models:start:lease/shard-3/1"] = f'["here", {process.pid}, "", ""]'.encode()
+        made: list[Lease] = []
         thread = threading.Thread(target=lambda: made.append(entered(head)), daemon=True)
         thread.start()
         eventually(
-            lambda: f'"here", {os.getpid()}' in head.facts["models:start:tenure/shard 3"].decode(),
+            lambda: f'"here", {os.getpid()}' in head.facts.get("models:start:lease/shard-3/2", b"").decode(),
             "the next incarnation is entered",
         )
         assert not made
@@ -161,30 +165,36 @@ class TestTheNextIncarnation:
     def test_does_not_wait_where_that_has_ended(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
         with subprocess.Popen(["true"]) as process:  # noqa: S607
             process.wait(60.0)
-        head.facts["models:start:tenure/shard 3"] = f'["here", {process.pid}, ""]'.encode()
-        monkeypatch.setattr(tenure_module, "LEASE_S", 3600.0)
+        head.facts["models:start:lease/shard-3/1"] = f'["here", {process.pid}, "", ""]'.encode()
+        monkeypatch.setattr(lease_module, "LEASE_S", 3600.0)
         with contextlib.suppress(ProcessLookupError):  # its id may be another's by now, on a machine that forks much
             os.kill(process.pid, 0)
             pytest.skip("the id of a process that ended is another's")
         assert entered(head).holds
 
     def test_has_the_former_one_answer_nothing_for_good(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tenure_module, "LEASE_S", 0.3)
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.3)
         former = entered(head, "there")
         entered(head)
         eventually(lambda: not former.holds, "the former one's lease is over")
         with pytest.raises(ShardUnavailableError, match="another process has replaced it"):
             asyncio.run(former.held(NEVER))
 
+    def test_reads_what_the_former_ones_said(self, head: Head) -> None:
+        former = entered(head)
+        former.say("a place")
+        lease = entered(head)
+        assert (lease.number, lease.before) == (2, {1: "a place"})
+        lease.forget_earlier()
+        assert entered(head).before == {2: ""}
+
 
 class TestReaders:
     def test_see_that_the_lease_is_over(self) -> None:
-        memory = SharedMemory(1 << 20)
-        view = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
-        memory.publish(7)
-        assert view.epoch() is None  # it has none yet
-        memory.lease(time.monotonic() + 60.0)
-        assert view.epoch() == 7
-        memory.lease(time.monotonic())
-        assert view.epoch() is None
-        assert view.alive
+        page = CounterPage(7)
+        view = CounterView(os.getpid(), page.fd, page.file)
+        assert view.value_of("m") is None  # it has none yet
+        page.lease(time.monotonic() + 60.0)
+        assert view.value_of("m") == 7
+        page.lease(time.monotonic())
+        assert view.value_of("m") is None
