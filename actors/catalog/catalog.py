@@ -15,7 +15,9 @@ from collections.abc import Mapping
 
 from ...store.archive.archive import LOCK_NAME, Archive
 from ...store.archive.directory import Directory
-from ...store.catalog.state import CatalogState
+from ...store.archive.opening import open_directory
+from ...store.catalog.journal import FOLDER, Stream
+from ...store.catalog.state import CatalogState, Effects
 from ...store.errors import StorageError
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
@@ -67,7 +69,7 @@ class Catalog:
         if not again:
             registry.clear()
         page = CounterPage(secrets.randbits(62))
-        lease = Lease(registry, "catalog", engine.this_node(), page.lease)
+        lease = Lease(registry, "catalog", engine.this_node(), page.lease, above=0 if again else _last_term(config))
         again = again or bool(lease.before)
         topology = registry.topology() or topology
         channels = ShardChannels(engine, topology.repository)
@@ -84,6 +86,7 @@ class Catalog:
             state.forget_shards(topology.shards)
         if manifests is not None:
             until_read(lambda: manifests.read(topology.shards) and None, waits=again)
+        state.effects = Effects()
         lock = threading.RLock()
         state.term = lease.number
         directory = archive.directory if archive is not None else None
@@ -145,15 +148,37 @@ def _opened(config: CatalogConfig, lease: Lease, again: bool) -> Archive | None:
     while True:
         try:
             archive = Archive(uri, 1, create=False, guard=lease.check)
-            archive.directory.claim(LOCK_NAME)
-            if not again:
-                archive.sweep()
+            _claim(archive, again)
             return archive
         except StorageError as exc:
             if not again and deadline.passed:
                 raise
             log.error("catalog: waiting for its path: %s", exc)
         pauses.wait()
+
+
+def _claim(archive: Archive, again: bool) -> None:
+    """Keep other repositories off the path for as long as this process lives.
+
+    Raises:
+        StorageError: another one runs on it. A catalog that starts again may find its former process there.
+    """
+    try:
+        archive.directory.claim(LOCK_NAME)
+    except StorageError as exc:
+        if not again:
+            raise
+        log.warning("catalog: %s", exc)
+    if not again:
+        archive.sweep()
+
+
+def _last_term(config: CatalogConfig) -> int:
+    """Return the highest term of streams that earlier starts left on the path: this start's terms are above it."""
+    if config.disk is None:
+        return 0
+    names = open_directory(config.disk.uri, create=False).list(FOLDER)
+    return max((stream.term for stream in map(Stream.parse, names) if stream is not None), default=0)
 
 
 def _find(

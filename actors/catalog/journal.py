@@ -177,6 +177,12 @@ class Journal:
                 self._begun = None
         self._delete(place, old)
 
+    def forget(self) -> None:
+        """Delete the stream if it is in the private folder: the repository is stopped."""
+        with self._lock:
+            if not self.on_path:
+                self._delete(self._directory, self.stream)
+
     # ---- within ---------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterable[bytes]:

@@ -48,7 +48,7 @@ class Lease:
         actor: "shard-3", "planner" or "catalog".
         node: where this process runs.
         show: given the end of each lease, of `time.monotonic`.
-        about: text in the entry that the next process reads in `before`; see `say`.
+        above: its number is to be above this one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Lease:
         actor: str,
         node: str,
         show: Callable[[float], None] = _unseen,
-        about: str = "",
+        above: int = 0,
     ) -> None:
         self._registry = registry
         self._actor = actor
@@ -65,7 +65,8 @@ class Lease:
         self.token = secrets.token_bytes(16)
         """Tells this process from all others."""
         self._node = node
-        self._entry = self._entry_of(about)
+        self._entry = self._entry_of("")
+        self._above = above
         self._ends = 0.0
         self._over = ""
         """Why there will be no lease any more."""
@@ -146,7 +147,9 @@ class Lease:
 
     def forget_earlier(self) -> None:
         """Remove the entries of earlier processes: what they say is not needed any more."""
-        self._registry.drop(self._actor, [number for number in self._registry.entries(self._actor) if number < self.number])
+        self._registry.drop(
+            self._actor, [number for number in self._registry.entries(self._actor) if number < self.number]
+        )
 
     def _entry_of(self, about: str) -> bytes:
         return json.dumps([self._node, os.getpid(), self.token.hex(), about]).encode()
@@ -166,7 +169,7 @@ class Lease:
         pauses = Backoff(RENEW_S, RENEW_S)
         while True:
             try:
-                return self._registry.take(self._actor, self._entry)
+                return self._registry.take(self._actor, self._entry, self._above)
             except TensorVineError as exc:
                 log.warning("%s is waiting for the head of the cluster: %s", self._actor, exc)
             pauses.wait()
@@ -207,7 +210,9 @@ def _outlast(entries: Iterable[bytes], node: str, actor: str) -> None:
         else:
             elsewhere = True
     if elsewhere:
-        log.info("%s: its last process ran on another node, waiting %.1f s for the end of its lease", actor, over.left())
+        log.info(
+            "%s: its last process ran on another node, waiting %.1f s for the end of its lease", actor, over.left()
+        )
         Backoff(over.left(), over.left()).wait(NEVER)
 
 

@@ -71,15 +71,16 @@ class Registry:
 
     # ---- which process is an actor --------------------------------------------------------------------
 
-    def take(self, actor: str, entry: bytes) -> tuple[int, dict[int, bytes]]:
+    def take(self, actor: str, entry: bytes, above: int = 0) -> tuple[int, dict[int, bytes]]:
         """Make a process an actor; return its number and the entries of the processes before, by number.
 
         Args:
             actor: "catalog", "planner" or "shard-3".
             entry: no other process's.
+            above: the number is to be above this one.
         """
         before = self.entries(actor)
-        number = max(before, default=0) + 1
+        number = max(above, *before) + 1 if before else above + 1
         while not self._put(actor, number, entry):
             number += 1
         return number, {other: found for other, found in self.entries(actor).items() if other < number}

@@ -92,6 +92,7 @@ class Deploy:
     @answers(DeployCalls.end)
     async def end(self) -> None:
         self._context.lease.end()
+        await asyncio.to_thread(self._context.journal.forget)
 
     async def _change(self, change: Callable[[Topology], Topology]) -> Topology:
         async with self._turn:
