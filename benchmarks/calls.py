@@ -1,7 +1,7 @@
 """Short calls within a node and between two nodes, by socket and by a Ray handle.
 
 Rules
-- The call changes nothing and returns a few bytes (`tag` of the shard); both ways reach the same method. The floor is
+- The call changes nothing and returns a few bytes (`is_short` of the shard); both ways reach the same method. The floor is
   one byte there and back between two processes, over a Unix socket or over TCP.
 - Calls that follow one another find warm caches. Calls after a pause of 0.2 s, as of a search or a training, do not.
   The pause is not timed.
@@ -75,29 +75,23 @@ def between(*rounds: int) -> Iterator[dict[str, Any]]:
 
 def _times(repo: Any, shard: int, floor: Callable[[], None], rounds: Sequence[int]) -> Iterator[dict[str, Any]]:
     session = repo._session
-    session.connect_all()
+    session.connection(shard)
     handle: Any = session.engine.find(actor_name(repo.name, shard))
     actions: dict[str, Action] = {
-        CALL: lambda: session.call(shard, ShardCalls.tag()),
-        PEER: lambda: ray.get(handle.tag.remote(), timeout=TIMEOUT_S),
+        CALL: lambda: session.call(shard, ShardCalls.is_short()),
+        PEER: lambda: ray.get(handle.is_short.remote(), timeout=TIMEOUT_S),
         FLOOR: floor,
-        SAVE: small_saves(repo, shard),
+        SAVE: small_saves(repo),
     }
     for pause_s, count in zip((0.0, PAUSE_S), rounds, strict=True):
         found = alternate(actions, rounds=count, warmup=0 if pause_s else 10, pause_s=pause_s)
         yield {name: each.times for name, each in found.items()}
 
 
-def small_saves(repo: Any, shard: int) -> Action:
-    """Return a save of 1 KiB to a shard."""
+def small_saves(repo: Any) -> Action:
+    """Return a save of 1 KiB, by the shard of this node."""
     names, tensors = Names("call"), {"t": np.ones(128)}
-
-    def fresh() -> str:
-        while repo._session.home(name := names.fresh()) != shard:
-            pass
-        return name
-
-    return lambda: repo.save(fresh(), tensors), lambda saved: repo.retire(saved.ref)
+    return lambda: repo.save(names.fresh(), tensors), lambda saved: repo.retire(saved.ref)
 
 
 @contextmanager

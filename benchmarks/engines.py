@@ -126,7 +126,7 @@ def within(engine: str, nbytes: int, warmup: int, turns: int, kills: int) -> Ite
     ):
         tensors, names = synthetic(nbytes, LAYERS).tensors(), Names("model")
         buffers, published = buffers_like(tensors), {name: each.copy() for name, each in tensors.items()}
-        kept, small = repo.save(names.fresh(), tensors).ref, small_saves(repo, 0)
+        kept, small = repo.save(names.fresh(), tensors).ref, small_saves(repo)
         for turn in range(warmup + turns):
             left = repo.stats().bytes_memory
             actions: dict[str, Action] = {
@@ -169,7 +169,7 @@ def between(engine: str, warmup: int, turns: int) -> Iterator[Times]:
             sum(node == session.node for node in nodes.values()) == 1, "engines", f"one shard on each node in {nodes}"
         )
         shard = next(shard for shard, node in nodes.items() if node != session.node)
-        actions: dict[str, Action] = {SMALL_SAVE: small_saves(repo, shard), BYTE: byte}
+        actions: dict[str, Action] = {SMALL_SAVE: small_saves(repo), BYTE: byte}
         for turn in range(warmup + turns):
             found = _times(actions, 30 if turns > 1 else 2)
             yield found if turn >= warmup else {}

@@ -99,7 +99,7 @@ class _Family:
         frozen, before = self._frozen(0.0), self._repo.stats()
         ours = alternate({"child": lambda: self._save({}, frozen)}, rounds=10)["child"]
         after = self._repo.stats()
-        metadata = sum(s.bytes_metadata for s in after.shards) - sum(s.bytes_metadata for s in before.shards)
+        metadata = after.catalog.bytes_metadata - before.catalog.bytes_metadata
         per_layer = metadata / (after.models - before.models) / LAYERS
         report.add(
             "nothing changed, inherit explicit",

@@ -119,10 +119,10 @@ def _turn(repo: Any, way: Way, turn: int, count: int, found: _Found, server: str
 
 def _saved(repo: Any, name: str, number: int) -> tuple[int, float]:
     """Save a version; return its number, and when the version page showed it, in seconds since the epoch."""
-    connection = repo._session.connection(repo._session.home(name))
-    before, begun = connection.epoch(), time.time()
+    shown = repo._session.counter_of
+    before, begun = shown(name), time.time()
     pending = repo.save_async(name, {"weight": np.array([number], np.float32)}, inherit=None)
-    while connection.epoch() == before:
+    while shown(name) == before:
         if time.time() > begun + TIMEOUT_S:
             raise TimeoutError(f"save of {name!r}: expected it on the version page within {TIMEOUT_S} s")
         time.sleep(LOOK_S)

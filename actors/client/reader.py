@@ -225,7 +225,7 @@ class Reader:
         """Return the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
             plan = self._plans.get(key)
-        if plan is None or (key[1] is None and not self._session.shows(key[0], plan.counter)):
+        if plan is None or (key[1] is None and self._session.counter_of(key[0]) != plan.counter):
             return None
         blocks: dict[SegmentId, np.ndarray] = {}
         for segment, block in plan.blocks.items():
@@ -241,7 +241,7 @@ class Reader:
         """Return a version's header, its table unless that is known, and where its segments are."""
         known = self._catalog.known(name, version)
         located = self._heard(name, version if version is not None or known is None else known.version)
-        if located is not None and (version is not None or self._session.shows(name, located.counter)):
+        if located is not None and (version is not None or self._session.counter_of(name) == located.counter):
             return located
         request = CatalogCalls.locate(self._session.client, name, version, known)
         located = self._session.ask(request, wish.deadline.left_for(wish.what))

@@ -191,15 +191,14 @@ class Session:
 
     # ---- the version page -----------------------------------------------------------------------------
 
-    def shows(self, name: str, counter: int) -> bool:
-        """Tell, without a message, whether the version page shows this counter of a name."""
+    def counter_of(self, name: str) -> int | None:
+        """Return, without a message, the counter of a name on the version page; None: it is not mapped, or does not hold."""
         page = self._page
-        return page is not None and page.value_of(name) == counter
+        return page.value_of(name) if page is not None else None
 
     def look_for_page(self, name: str) -> None:
         """Map the version page of the present catalog, if that is on this node and none is mapped that holds."""
-        page = self._page
-        if self._mappable and (page is None or page.value_of(name) is None):
+        if self._mappable and self.counter_of(name) is None:
             self.refresh(LOOK_S)
 
     def _map(self, page: Page) -> None:
