@@ -180,7 +180,8 @@ class TestTheNextIncarnation:
         with pytest.raises(ShardUnavailableError, match="another process has replaced it"):
             asyncio.run(former.held(NEVER))
 
-    def test_reads_what_the_former_ones_said(self, head: Head) -> None:
+    def test_reads_what_the_former_ones_said(self, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lease_module, "LEASE_S", 0.5)
         former = entered(head)
         former.say("a place")
         lease = entered(head)

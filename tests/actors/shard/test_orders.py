@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
-from tensorvine.actors.memory.process import ProcessId, pid_namespace
+from tensorvine.actors.memory.process import ProcessId, pid_namespace, this_process
 from tensorvine.actors.rpc.catalog_messages import Declared, Located, Term
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts import orders
+from tensorvine.actors.shard.parts.sessions import Sessions
 from tensorvine.store.catalog.orders import Backups, Ended, Free
 from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.holders import Request
@@ -70,6 +72,18 @@ class TestReports:
         assert one.call(ShardCalls.stats()).bytes_staged == 0
         with pytest.raises(Exception, match="ended"):
             one.call(ShardCalls.renew("other", Declared((), 1)))
+
+
+def test_memory_that_a_shard_fills_for_a_client_elsewhere_goes_with_the_session(one: Room) -> None:
+    """Nobody else may still write to it; the process of that client cannot be watched."""
+    one.call(ShardCalls.hello("far", "elsewhere", this_process()))
+    one.call(ShardCalls.allocate("far", Request("far", 1), [100_000], 1.0))
+    one.call(ShardCalls.allocate(CLIENT, Request(CLIENT, 1), [200_000], 1.0))
+    with one.part(Sessions)._lock:
+        for client in ("far", CLIENT):
+            one.state().requests.open(client, time.monotonic() - 100.0)
+    eventually(lambda: 0 < one.call(ShardCalls.stats()).bytes_staged < 300_000, "the memory to go back")
+    assert one.call(ShardCalls.stats()).bytes_staged >= 200_000
 
 
 class TestOrders:
