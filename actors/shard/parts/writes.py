@@ -241,11 +241,11 @@ class Writes:
         with self._lock:
             self._context.requests += 1
             self._state.requests.open(handed.draft.save.client, time.monotonic())
-            if handed.blocks and handed.incarnation != os.getpid():
+            if handed.blocks and handed.incarnation not in (0, os.getpid()):  # 0: nothing was granted
                 return False
             if self._state.left:
                 self._check_stays()
-            self._segment_memory.adopt(handed.draft.save, handed.incarnation, handed.blocks)
+            self._segment_memory.adopt(handed.draft.save, os.getpid(), handed.blocks)
             return True
 
     def _proposal(self, handed: Handed, named: Holds, shards: tuple[int, ...]) -> Proposal:
