@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import psutil
 from tensorvine.actors import Repository
-from tensorvine.actors.rpc.messages import actor_name
-from tensorvine.actors.shard.parts.files import Files
+from tensorvine.actors.rpc.messages import actor_name, catalog_name
+from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.store import Layer, ModelGraph
 
 from tests.support.actors import run_in
@@ -74,8 +74,8 @@ def segments(path: Path) -> list[Path]:
 
 
 def name_at(repo: Repository, shard: int, stem: str = "at") -> str:
-    """Return a name whose home is `shard`."""
-    return next(n for i in range(1000) if repo._session.home(n := f"{stem}{shard}-{i}") == shard)
+    """Return a name of which `repo` puts what it saves into `shard`."""
+    return next(n for i in range(1000) if repo._session.near(n := f"{stem}{shard}-{i}") == shard)
 
 
 def kill_shard(repo: Repository, shard: int) -> None:
@@ -90,16 +90,21 @@ def in_shard(repo: Repository, shard: int, work: Callable[[Any], Any]) -> Any:
     return run_in(repo.engine, actor_name(repo.name, shard), work)
 
 
-def hold_disk(repo: Repository, shard: int, gate: Path, step: str = "write_manifest", after: int = 0) -> Path:
-    """Have a shard wait before a step of its archive until the file `gate` is there, the first `after` times excepted.
+def in_catalog(repo: Repository, work: Callable[[Any], Any]) -> Any:
+    """Have the catalog run a function of its actor, as `in_shard` does."""
+    return run_in(repo.engine, catalog_name(repo.name), work)
 
-    What this gives is there as soon as the shard waits.
+
+def hold_disk(repo: Repository, shard: int | None, gate: Path, step: str = "write_segment", after: int = 0) -> Path:
+    """Have a shard, or the catalog (None), wait before a step of its archive until the file `gate` is there.
+
+    The first `after` times are excepted. What this gives is there as soon as somebody waits.
     """
     opened, waits = str(gate), str(gate.with_name(f"{gate.name}.{shard}"))
 
     def hold(actor: Any) -> None:
-        archive, calls = actor.parts[Files]._history.persister.archive, itertools.count()
-        real = getattr(archive, step)
+        archive = actor._context.archive if shard is None else actor.parts[Writes]._history._archive
+        real, calls = getattr(archive, step), itertools.count()
 
         def held(*arguments: Any) -> Any:
             if next(calls) >= after:
@@ -113,7 +118,10 @@ def hold_disk(repo: Repository, shard: int, gate: Path, step: str = "write_manif
 
         setattr(archive, step, held)
 
-    in_shard(repo, shard, hold)
+    if shard is None:
+        in_catalog(repo, hold)
+    else:
+        in_shard(repo, shard, hold)
     return Path(waits)
 
 
@@ -121,7 +129,7 @@ def is_refused(repo: Repository, shard: int = 0) -> bool:
     """Tell whether the disk has refused what a shard has to write, and has not taken it since."""
 
     def refused(actor: Any) -> bool:
-        return actor.parts[Files]._history.persister.error is not None
+        return actor.parts[Writes]._history.persister.error is not None
 
     return in_shard(repo, shard, refused)
 
