@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tensorvine.actors.client.repository import Repository
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError, TensorVineError
+from tensorvine.store.holders import Request
 from tensorvine.store.refs import ModelRef
 
 from .cluster import told
@@ -127,6 +128,11 @@ class Client:
         signal.aim()
         with signal.coming():
             return action()
+
+    def reserved(self) -> Request | None:
+        """Return the request under which memory waits for the next save."""
+        waiting = self.repo._saves.saver.reserved._waiting if self.repo is not None else None
+        return waiting.numbered.request if waiting is not None else None
 
     def _name(self) -> str:
         return f"m{self._random.randrange(self._setting.kind.names)}"

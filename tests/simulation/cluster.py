@@ -332,11 +332,11 @@ class SimulatedEngine:
             _cluster().facts[name] = value
         w.sleep(_cluster().latency())
 
-    def claim(self, name: str) -> bool:
+    def keep_absent(self, name: str, value: bytes) -> bool:
         w = world()
         w.sleep(_cluster().latency())
         new = name not in _cluster().facts
-        _cluster().facts.setdefault(name, b"")
+        _cluster().facts.setdefault(name, value)
         w.sleep(_cluster().latency())
         return new
 

@@ -23,6 +23,7 @@ from .scheduler import Process, World
 from .threads import world
 
 URI = "/simulated"
+"""Of the path. All others are private folders of nodes, which never fail."""
 READING = (errno.EIO, errno.ESTALE, errno.ENXIO)
 WRITING = (errno.EIO, errno.ENOSPC, errno.ESTALE)
 
@@ -32,6 +33,9 @@ class Disk:
 
     def __init__(self, w: World, slowness_s: float) -> None:
         self.files: dict[str, bytes] = {}
+        """Of the path."""
+        self.private: dict[str, dict[str, bytes]] = {}
+        """Node and folder -> files."""
         self.claims: dict[str, Process] = {}
         self.slowness_s = slowness_s
         self._world = w
@@ -54,6 +58,9 @@ class SimulatedDirectory(Directory):
 
     def __init__(self, uri: str, create: bool = True) -> None:
         self.uri = uri
+        process = world().process
+        place = f"{process.node if process is not None else ''}:{uri}"
+        self._files = _disk().files if uri == URI else _disk().private.setdefault(place, {})
 
     def write(self, name: str, fill: Any) -> int:
         sink = io.BytesIO()
@@ -61,14 +68,14 @@ class SimulatedDirectory(Directory):
         content = sink.getvalue()
         self._wait("write", name, 1.0)
         self._fail(name, False)
-        _disk().files[name] = content
+        self._files[name] = content
         self._wait("written", name, 0.5)
         return len(content)
 
     def append(self, name: str, data: bytes) -> bool:
         self._wait("append", name, 0.2)
         self._fail(name, False)
-        _disk().files[name] = _disk().files.get(name, b"") + data
+        self._files[name] = self._files.get(name, b"") + data
         return True
 
     def read(self, name: str) -> Any:
@@ -85,13 +92,13 @@ class SimulatedDirectory(Directory):
         self._wait("list", folder, 0.2)
         self._fail(folder, True)
         prefix = f"{folder}/" if folder else ""
-        return {name: len(content) for name, content in sorted(_disk().files.items()) if name.startswith(prefix)}
+        return {name: len(content) for name, content in sorted(self._files.items()) if name.startswith(prefix)}
 
     def delete(self, *names: str) -> None:
         for name in names:
             self._wait("delete", name, 0.2)
             self._fail(name, False)
-            if _disk().files.pop(name, None) is not None:
+            if self._files.pop(name, None) is not None:
                 world().note(f"disk: {name} is deleted")
 
     def claim(self, name: str) -> int | None:
@@ -104,7 +111,7 @@ class SimulatedDirectory(Directory):
         return 1
 
     def _content(self, name: str) -> bytes:
-        content = _disk().files.get(name)
+        content = self._files.get(name)
         if content is None:
             raise StorageError(f"{self.uri}/{name}: expected to read it; no such file") from FileNotFoundError(name)
         return content
@@ -113,7 +120,7 @@ class SimulatedDirectory(Directory):
         w = world()
         if w.over:
             return
-        slowness = _disk().slowness_s * share
+        slowness = _disk().slowness_s * share if self.uri == URI else 0.0
         if slowness and w.current is not None:
             w.sleep(slowness * w.random.random())
         else:
@@ -124,7 +131,12 @@ class SimulatedDirectory(Directory):
     def _fail(self, name: str, reading: bool) -> None:
         w = world()
         trouble: Trouble | None = w.process.facts.get("trouble") if w.process is not None else None
-        if trouble is None or w.now > trouble.until or not (trouble.reads if reading else trouble.writes):
+        if (
+            self.uri != URI
+            or trouble is None
+            or w.now > trouble.until
+            or not (trouble.reads if reading else trouble.writes)
+        ):
             return
         if not name.startswith(trouble.only) or name == "manifests":
             return

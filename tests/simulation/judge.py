@@ -8,13 +8,13 @@ Rules
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from typing import Any
 
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.channel import Channel
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, StoreFullError
-from tensorvine.store.holders import Save
 
 from .client import TIMEOUT_S, Client
 from .cluster import Hosted
@@ -26,14 +26,12 @@ CLOSED_S = 9.0
 LOOKED_S = 30.0
 """How long shards may take to find what nobody needs: a few looks of theirs, and one slow manifest."""
 LEFT = (
-    "models",
     "tensors",
     "bytes_memory",
     "bytes_allocated",
     "bytes_staged",
     "bytes_replicated",
     "bytes_disk",
-    "pins",
 )
 """Statistics of a shard that are 0 where nothing is left."""
 
@@ -76,7 +74,7 @@ class Judge(Client):
             arrays = self._attempt(what, lambda attempt=attempt: self._repo().load(str(attempt.ref), timeout=TIMEOUT_S))
             if not isinstance(arrays, BaseException):
                 self._oracle.read(what, attempt.ref, attempt.name, arrays, True)
-            elif isinstance(arrays, ModelNotFoundError) and not attempt.forgotten:
+            elif isinstance(arrays, ModelNotFoundError):
                 self._oracle.fail("R3", f"{what}: it was never saved or is retired, it says: {arrays}")
             elif isinstance(arrays, ModelLostError) and not attempt.lossy:
                 self._oracle.fail("R3", f"{what} (safe: {attempt.safe}): {arrays}")
@@ -101,12 +99,16 @@ class Judge(Client):
             if attempt.retired and attempt.ref in listed:
                 self._oracle.fail("R3", f"{attempt.ref} was retired and is listed")
         for hosted in self._setting.shards():
-            result = self._ask(hosted, "check")
-            if isinstance(result, BaseException):
-                self._oracle.fail("R7", f"check of {hosted.ref.name}: {result!r}")
-            topology = self._ask(hosted, "topology")
-            if isinstance(topology, BaseException) or topology.former or topology.leaving:
-                self._oracle.fail("R8", f"{hosted.ref.name}: the change of the shards has no end: {topology!r}")
+            self._checked(hosted, ShardCalls.check())
+        self._checked(self._setting.catalog(), CatalogCalls.check())
+        topology = self._ask(self._setting.catalog(), CatalogCalls.topology())
+        if isinstance(topology, BaseException) or topology.leaving:
+            self._oracle.fail("R8", f"the change of the shards has no end: {topology!r}")
+
+    def _checked(self, hosted: Hosted, check: Request[None]) -> None:
+        result = self._ask(hosted, check)
+        if isinstance(result, BaseException):
+            self._oracle.fail("R7", f"check of {hosted.ref.name}: {result!r}")
 
     def _given_up(self) -> None:
         """Check that saves which their callers interrupted came to nothing, unless they existed by then."""
@@ -120,10 +122,10 @@ class Judge(Client):
                 oracle.fail("R3", f"{ref} appeared after its caller had interrupted its save: {saves[-1].number}")
             del arrays
 
-    def _ask(self, hosted: Hosted, method: str) -> Any:
+    def _ask(self, hosted: Hosted, request: Request[Any]) -> Any:
         name = hosted.ref.name
         channel = Channel(self._repo().engine, name, actor=hosted.ref)
-        return self._attempt(f"{method} {name}", lambda: channel.call(getattr(ShardCalls, method)(), 10.0))
+        return self._attempt(f"{request.remote.name} of {name}", lambda: channel.call(request, 10.0))
 
     def _numbers(self) -> None:
         """Save each name once more: its number must be new."""
@@ -154,24 +156,22 @@ class Judge(Client):
 
     def _kept(self) -> list[str]:
         found: list[str] = []
-        ahead: Counter[str] = Counter()
         clients = {d for client in self._clients for d in client.process.descriptors.values()}
         for hosted in self._setting.shards():
             name, context = hosted.ref.name.rpartition("/")[2], context_of(hosted)
             if context is None or hosted.process is None:
                 return [f"{name} does not run"]
             segment_memory = context.segment_memory
-            pins = context.state.stats().pins
-            found += [f"{name} has {pins} pins"] if pins else []
-            for owner in segment_memory._arena.owners():
-                if isinstance(owner, Save) and owner.ahead:
-                    ahead[owner.client] += 1
-                else:
-                    found.append(f"{name} has memory that is granted to {owner}")
+            reserved = {client.reserved() for client in self._clients}
+            owners = segment_memory._arena.owners()
+            found += [f"{name} has memory that is granted to {owner}" for owner in owners if owner not in reserved]
             memory = hosted.process.descriptors[segment_memory.memory.fd].memory
             locks = [lock for lock in memory.locks if lock[3] in clients]
             found += [f"{name} has {len(locks)} parts that clients have locked"] if locks else []
-        return found + [f"{client} has reserved memory {n} times" for client, n in ahead.items() if n > 1]
+        catalog = context_of(self._setting.catalog())
+        if catalog is None:
+            return ["the catalog does not run"]
+        return found + ([f"the catalog has {len(catalog.state.pins)} pins"] if len(catalog.state.pins) else [])
 
     def _emptied(self) -> None:
         w = self._world
@@ -202,9 +202,14 @@ class Judge(Client):
             self._oracle.fail("R8", f"at the end: stats: {stats!r}")
             return None
         found = {s.shard: {what: getattr(s, what) for what in LEFT if getattr(s, what)} for s in stats.shards}
-        return {shard: what for shard, what in found.items() if what}
+        catalog = {what: getattr(stats.catalog, what) for what in ("models", "pins") if getattr(stats.catalog, what)}
+        return {shard: what for shard, what in (found | {-1: catalog}).items() if what}
 
     def _owners(self, shard: int) -> str:
+        """Say whose a shard's memory is; -1 is the catalog."""
+        if shard < 0:
+            context = context_of(self._setting.catalog())
+            return f"references {len(context.state.references)}" if context is not None else "it does not run"
         hosted = next(h for h in self._setting.shards() if h.ref.name.endswith(f"-{shard}"))
         context = context_of(hosted)
         owners = context.segment_memory._arena.owners() if context is not None else ()

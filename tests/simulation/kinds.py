@@ -15,7 +15,7 @@ OPERATIONS = ("save", "load", "load version", "some", "retire", "let go", "pause
 ON_REQUEST = ("query", "load match", "release", "place")
 """Operations of some themes only: others never draw them."""
 THEMES = ("any", "any", "handover", "pressure", "drain", "disk", "replica", "starter", "clients", "compact")
-BY_NAME = ("cluster", "change", "replicated", "nodes", "queries", "interrupts")
+BY_NAME = ("cluster", "change", "replicated", "nodes", "queries", "interrupts", "catalog")
 """Themes of worlds that are made only when they are asked for."""
 LENGTHS = (0.15, 0.15, 0.15, 0.15, 0.3, 1.0)
 """Parts of a kind's operations: short worlds find as many kinds of errors in the same time, and as few lines of trace
@@ -162,6 +162,19 @@ class Kind:
                 kind.interrupts, kind.piece_bytes = random.choice((0.2, 0.5)), 256
                 kind.stalls, kind.copying = (random.choice((0.005, 0.02)), (0.001, 0.05, 0.5)), 0.3
                 kind.faults, kind.fault_count = random.sample(faults, 1), random.choice((0, 0, 0, 1))
+        elif theme == "catalog":
+            kind.faults, kind.fault_count = (
+                ("crash catalog", "crash catalog", "catalog and shard"),
+                random.choice((1, 2, 4)),
+            )
+            kind.clients, kind.operations, kind.names = random.choice((2, 3)), 24, random.choice((2, 3))
+            kind.shards = random.choice((2, 3)) if kind.replicas > 1 else random.choice((1, 2, 3))
+            kind.sizes, kind.cross = (4, 40, 200), 0.5
+            kind.lost = random.choice((0.0, 0.0, 0.02))
+            kind.graphs, kind.keep = random.random() < 0.5, None
+            kind.weights |= {"save": 6, "retire": 4, "load": 2, "load version": 2, "pause": 1, "flush": int(kind.path)}
+            kind.weights |= {"query": 2, "release": 2} if kind.graphs else {}
+            kind.delays, kind.slowness_s = (0.05, 0.5, 2.0), random.choice((0.0, 0.01, 0.1))
         elif theme == "cluster":
             kind.path, kind.replicas, kind.ends, kind.slowness_s = True, 1, True, random.choice((0.0, 0.01, 0.3))
             kind.faults, kind.fault_count = ("crash shard", "scale", "kill client"), random.choice((0, 1, 2))
@@ -177,7 +190,16 @@ class Kind:
         nodes = random.choice((1, 1, 2))
         shards = random.choice((1, 2, 2, 3))
         replicas = 2 if nodes == 2 and shards > 1 and random.random() < 0.5 else 1
-        possible = ["crash shard", "crash planner", "crash both", "scale", "stop", "kill client", "restart"]
+        possible = [
+            "crash shard",
+            "crash catalog",
+            "crash planner",
+            "crash both",
+            "scale",
+            "stop",
+            "kill client",
+            "restart",
+        ]
         if path:
             possible += ["disk", "disk"]
         chosen = tuple(random.sample(possible, random.choice((0, 1, 1, 2, 3))))

@@ -77,8 +77,6 @@ class Attempt:
     retired: bool = False
     lossy: bool = False
     """A crash came that may have lost it: not if it was safe by then."""
-    forgotten: bool = False
-    """All who knew of it died together, before it was promised to be on disk."""
 
 
 @dataclass(eq=False)
@@ -160,11 +158,6 @@ class Oracle:
         for attempt in self.attempts:
             if not attempt.safe and not covered:
                 attempt.lossy = True
-
-    def forgotten(self) -> None:
-        """Note that all died who knew what was saved."""
-        for attempt in self.attempts:
-            attempt.forgotten |= not attempt.safe
 
     def alive(self, name: str | None = None) -> list[Attempt]:
         """Return the committed saves that nobody has begun to retire."""

@@ -21,20 +21,20 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from tensorvine.actors.catalog import care, journal, placement
 from tensorvine.actors.client import deployment, launch, session
 from tensorvine.actors.engine.sockets import lines
 from tensorvine.actors.memory import copying, memory, page_care
-from tensorvine.actors.shard import sweep, tenure
+from tensorvine.actors.rpc import lease
+from tensorvine.actors.shard import sweep
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
 from tensorvine.store.segments import page_plan
-
-from tests.support.contexts import HeldTenure
 
 from . import cluster, disk, kernel, threads
 from .threads import world
@@ -93,13 +93,13 @@ def copies_in_pieces(nbytes: int | None) -> Generator[None]:
         copying.PIECE_BYTES, _piece_bytes = own, None
 
 
-class _NoTenure(HeldTenure):
-    """Processes end whole here, and no network is cut: a shard's lease never runs out (see tests/hosts)."""
+class _EndlessLease(lease.Lease):
+    """Processes end whole here, and no network is cut: a lease never runs out (see tests/hosts)."""
 
-    def __init__(
-        self, registry: object, actor: str, node: str, show: Callable[[float], None] = lambda ends: None
-    ) -> None:
-        show(1e9)
+    def _keep(self) -> None:
+        if not self._over:
+            self._ends = 1e9
+            self._show(self._ends)
 
 
 def _exchanged() -> list[tuple[Any, Any]]:
@@ -122,7 +122,7 @@ def _exchanged() -> list[tuple[Any, Any]]:
         (tcp.TcpClient, cluster.SimulatedTcpClient),
         (lines.Lines, cluster.SimulatedLines),
         (lines.result_of, cluster.result_of),
-        (tenure.Tenure, _NoTenure),
+        (lease.Lease, _EndlessLease),
         (deployment.engine_for, lambda *_: cluster.SimulatedEngine()),
         (launch.start_engine, lambda *_: (cluster.SimulatedEngine(), False)),
     ]
@@ -170,9 +170,10 @@ def installed() -> Generator[None]:
 
 
 def _constants() -> list[tuple[Any, str, Any]]:
-    looking = ("tensorvine.actors.shard.disk.care", "tensorvine.actors.shard.handoff.strays")
     return [
-        *((module, "LOOK_S", 4.0) for name, module in sys.modules.items() if name in looking),
+        (care, "ORPHANS_S", 4.0),
+        (placement, "GRACE_S", 20.0),
+        (journal, "GROWN_BYTES", 4096),
         (copying, "np", _Numpy()),
         (launch, "SESSION_S", 6.0),
         (session, "RENEW_S", 1.5),

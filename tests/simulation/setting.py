@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorvine.actors.rpc.messages import planner_name
+from tensorvine.actors.catalog.parts.versions import Versions
+from tensorvine.actors.rpc.messages import catalog_name, planner_name
+from tensorvine.actors.shard.parts.sessions import Sessions
 from tensorvine.store.refs import ModelRef
 
 from . import disk as disks
@@ -50,19 +52,26 @@ class Setting:
         """Return the shards that were not stopped for good."""
         return [h for h in self.cluster.actors.values() if not h.gone and "/shard-" in h.ref.name]
 
+    def catalog(self) -> Hosted:
+        """Return the catalog."""
+        return next(h for h in self.cluster.actors.values() if h.ref.name == catalog_name(NAME) and not h.gone)
+
     def planner(self) -> Hosted:
         """Return the planner."""
         return next(h for h in self.cluster.actors.values() if h.ref.name == planner_name(NAME))
 
     def versions(self, name: str) -> set[ModelRef]:
         """Return the versions of a name that there are at this moment, as no client could."""
-        running = [context for hosted in self.shards() if (context := context_of(hosted)) is not None]
-        return {ref for context in running for ref in context.state.models(name) if ref.name == name}
+        context = context_of(self.catalog())
+        return {ref for ref in context.state.models(name) if ref.name == name} if context is not None else set()
 
     def _thread_died(self, thread: Thread, error: Exception) -> None:
         self.world.errors.append(f"{thread.name} of {thread.process.name}: {told(error)}")
 
 
 def context_of(hosted: Hosted) -> Any:
-    """Return what the parts of a shard share; None: it does not run."""
-    return hosted.instance._names._context if hosted.instance is not None else None
+    """Return what the parts of a shard or of the catalog share; None: it does not run."""
+    if hosted.instance is None:
+        return None
+    parts = hosted.instance.parts
+    return parts[Sessions if Sessions in parts else Versions]._context

@@ -1,7 +1,7 @@
 """What befalls a world: crashes, stops, a failing disk, changes of the number of shards; and how it heals.
 
 Rules
-- Faults keep within what is promised: without a path one shard is never killed, for somebody must know what was.
+- Faults keep within what is promised. The journal has what the catalog decided, so its node is not lost.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from tensorvine.store.errors import TensorVineError
 from . import disk as disks
 from .client import Client
 from .cluster import Hosted, told
-from .scheduler import START_S, Process
+from .scheduler import START_S
 from .setting import Setting
 
 PLACED_S = 120.0
 """By when each node has one shard, after the last trouble."""
 SILENT_S = 40.0
 """How long a shard is stopped so that calls of it end by their timeout."""
-TOLD_S = 10.0
-"""How long without a crash it takes until all know what one of them knew."""
 
 
 class Troubles:
@@ -34,38 +32,13 @@ class Troubles:
         self._kind = setting.kind
         self._oracle = setting.oracle
         self._cluster = setting.cluster
-        self._knowing: set[Process | None] = set()
-        """Who knew all that was saved when something crashed last."""
-        self._crashed = 0.0
-
-    def _may_crash(self, hosted: Hosted) -> bool:
-        if self._kind.path or "/shard-" not in hosted.ref.name:
-            return True
-        return any(h is not hosted and h.lives == 1 and h.instance is not None for h in self._setting.shards())
 
     def _crash(self, hosted: Hosted) -> None:
-        if not self._may_crash(hosted):
-            return
         self._setting.troubled = True
         if "/shard-" in hosted.ref.name:
             covered = self._kind.replicas > 1 and self._oracle.crashes == 0
             self._oracle.crashed(covered)
-        self._remembering(hosted)
         self._cluster.crash(hosted)
-
-    def _remembering(self, dying: Hosted) -> None:
-        """Follow which processes know what was saved: one that was not told by others before they died may not.
-
-        When the last one dies, what is on no disk is known to nobody.
-        """
-        w = self._world
-        living = {h.process for h in self._cluster.actors.values() if h.process is not None and not h.process.dead}
-        if w.now - self._crashed >= TOLD_S:
-            self._knowing = living
-        self._crashed = w.now
-        self._knowing = (self._knowing & living) - {dying.process}
-        if not self._knowing:
-            self._oracle.forgotten()
 
     def befall(self, repo: Repository) -> None:
         """Let something happen that the kind of world has."""
@@ -75,6 +48,14 @@ class Troubles:
         w.note(f"FAULT {fault}")
         if fault == "crash shard":
             self._crash(w.random.choice(shards))
+        elif fault == "crash catalog":
+            self._crash(self._setting.catalog())
+        elif fault == "catalog and shard":
+            pair = [self._setting.catalog(), w.random.choice(shards)]
+            w.random.shuffle(pair)
+            for hosted in pair:
+                self._crash(hosted)
+                w.sleep(w.random.choice((0.0, 0.1, 1.0)) * w.random.random())
         elif fault == "crash planner":
             self._crash(self._setting.planner())
         elif fault == "crash both":
@@ -84,7 +65,7 @@ class Troubles:
                 self._crash(hosted)
                 w.sleep(w.random.choice((0.0, 0.0, 0.1)) * w.random.random())
         elif fault == "restart" and self._kind.path:
-            for hosted in [*shards, self._setting.planner()]:
+            for hosted in [*shards, self._setting.planner(), self._setting.catalog()]:
                 self._crash(hosted)
         elif fault in ("scale", "scale and crash"):
             self._setting.troubled = True
@@ -117,7 +98,7 @@ class Troubles:
 
     def _crash_one(self) -> None:
         """Have a shard die, or the planner, whatever the others do just then."""
-        actors = [*self._setting.shards(), self._setting.planner()]
+        actors = [*self._setting.shards(), self._setting.planner(), self._setting.catalog()]
         living = [hosted for hosted in actors if hosted.process is not None and not hosted.process.dead]
         if living and not self._world.over:
             self._crash(self._world.random.choice(living))
@@ -158,7 +139,7 @@ class Troubles:
         cluster = self._cluster
         there = [h for h in cluster.actors.values() if h.node == node and not h.gone]
         left = [name for name in cluster.node_names if name != node and name not in cluster.leaving]
-        if not left or not all(map(self._may_crash, there)):
+        if not left:
             return
         cluster.node_names.remove(node)
         for hosted in there:
