@@ -374,6 +374,7 @@ class Session:
                 pause = pauses.next() * _CHANCE.uniform(0.5, 1.0)
                 if not request.remote.repeatable or pause > deadline.left() or self._closing.wait(pause):
                     raise
+                log.debug("client %s: calling %s again: %s", self.client, request.remote.name, exc)
                 before = without_frames(exc)
 
     # ---- requests -------------------------------------------------------------------------------------

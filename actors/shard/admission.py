@@ -1,7 +1,8 @@
 """Admission control of a shard: room for what comes, in memory and in the queue for the disk. Who finds none waits.
 
 Rules
-- Memory is waited for only while what others hold may become free; all who wait look again when something did.
+- Memory is waited for only while what others hold may become free, and a moment in any case: orders that free some may
+  be on their way. All who wait look again when something became free.
 - A client gets memory only while its process is watched, which is looked at where the memory is taken: one that ends
   while it waits, or before its question is heard, gets none, as nobody would take it back.
 - A save that ended while it waits, or before its question is heard, gets none either (`store.requests`).
@@ -23,6 +24,8 @@ from .context import Change, ShardContext
 from .disk.persister import Persister
 from .local_clients import LocalClients
 
+ORDER_S = 0.5
+"""How long an order of the catalog may take that follows a retirement which was answered."""
 Taken = TypeVar("Taken")
 
 
@@ -116,8 +119,10 @@ class Admission:
                 raise self._segment_memory.full(what, nbytes)
             return found
 
+        deadline = Deadline.after(timeout)
         with self._asking:
-            found = await self._notifier.until(Change.ROOM, look, Deadline.after(timeout))
+            found = await self._notifier.until(Change.ROOM, take, deadline.sooner(ORDER_S))
+            found = found if found is not None else await self._notifier.until(Change.ROOM, look, deadline)
         if found is None:
             raise self._segment_memory.full(what, nbytes)
         return found
