@@ -1,0 +1,136 @@
+"""A catalog and shards: saves, loads, retirements, and deaths of either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
+from tensorvine.actors.rpc.catalog_messages import Declared
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, TensorVineError
+from tensorvine.store.holders import Lease
+from tensorvine.store.refs import ModelRef
+
+from tests.support.catalog_room import CatalogRoom, catalog_room
+from tests.support.shard_room import CLIENT, disk_at
+from tests.support.waiting import eventually
+
+LARGE = bytes(range(256)) * 1024
+
+
+def until(condition: Callable[[], object]) -> None:
+    eventually(condition, "the catalog and its shards to agree", ignoring=(TensorVineError, AssertionError))
+
+
+def calm(room: CatalogRoom) -> None:
+    """Have all clients known, so that the catalog frees what may be freed."""
+    room.ask(CatalogCalls.renew(CLIENT, Declared((), room.number)))
+
+
+def is_empty(room: CatalogRoom) -> bool:
+    return not any(list(room.state(index).segments()) or room.state(index).known_files for index in room.shards)
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+def test_save_load_retire(tmp_path: Path, on_path: bool) -> None:
+    disk = disk_at(tmp_path / "path") if on_path else None
+    with catalog_room(tmp_path / "private", 2, disk) as room:
+        first = room.saved(b"abcd", LARGE)
+        second = room.saved(LARGE[::-1], shard=1)
+        assert room.read(first) == [b"abcd", LARGE]
+        assert room.read(second) == [LARGE[::-1]]
+        assert room.ask(CatalogCalls.models("")) == [first, second]
+        if on_path:
+            room.ask(CatalogCalls.flush(30.0))
+            assert len(list((tmp_path / "path" / "manifests").iterdir())) == 2
+        calm(room)
+        room.retire(first)
+        room.retire(second)
+        with pytest.raises(ModelNotFoundError):
+            room.locate(first)
+        until(lambda: is_empty(room))
+        if on_path:
+            until(lambda: not list((tmp_path / "path" / "segments").iterdir()))
+        room.ask(CatalogCalls.check())
+
+
+def test_a_pinned_version_stays_until_its_pin_goes(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private") as room:
+        ref = room.saved(LARGE)
+        query = room.request()
+        assert room.ask(CatalogCalls.pin({Lease(query): ref})) == {}
+        room.ask(CatalogCalls.renew(CLIENT, Declared((query.number,), room.number)))
+        room.retire(ref)
+        assert room.read(ref) == [LARGE]
+        room.ask(CatalogCalls.unpin([Lease(query)]))
+        until(lambda: is_empty(room))
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+def test_the_catalog_starts_again(tmp_path: Path, on_path: bool) -> None:
+    disk = disk_at(tmp_path / "path") if on_path else None
+    with catalog_room(tmp_path / "private", 2, disk) as room:
+        first, second, third = room.saved(LARGE), room.saved(b"abcd", shard=1), room.saved(b"efgh", name="n")
+        calm(room)
+        room.retire(second)
+        room.start_catalog()
+        until(lambda: room.read(first) == [LARGE])
+        assert room.read(third) == [b"efgh"]
+        assert room.ask(CatalogCalls.models("")) == [first, third]
+        assert room.saved(b"ijkl") == ModelRef("m", 3)
+        calm(room)
+        until(lambda: len(list(room.state(1).segments())) == 0)
+        room.ask(CatalogCalls.check())
+
+
+def test_a_retirement_is_answered_alike_by_the_next_term(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private") as room:
+        ref, request = room.saved(LARGE), room.request()
+        assert room.ask(CatalogCalls.retire(request, "m", None)) == ref
+        room.saved(b"abcd")
+        room.start_catalog()
+        assert room.ask(CatalogCalls.retire(request, "m", None)) == ref
+        assert len(room.ask(CatalogCalls.models(""))) == 1
+
+
+def test_a_shard_that_dies_loses_what_it_alone_had(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 2) as room:
+        lost, kept = room.saved(LARGE), room.saved(LARGE, shard=1)
+        room.kill_shard(0)
+        until(lambda: room.ask(CatalogCalls.models("")) == [kept])
+        with pytest.raises(ModelLostError, match="m@1 is lost"):
+            room.locate(lost)
+        room.retire(lost)
+        with pytest.raises(ModelNotFoundError, match="retired"):
+            room.locate(lost)
+
+
+def test_what_is_on_the_path_survives_a_shard(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 2, disk_at(tmp_path / "path")) as room:
+        ref = room.saved(LARGE, b"abcd")
+        room.ask(CatalogCalls.flush(30.0))
+        room.kill_shard(0)
+        until(lambda: 0 in room.real._context.topology.shards)
+        assert room.ask(CatalogCalls.models("")) == [ref]
+
+
+def test_a_new_start_on_the_path_has_all_that_was_flushed(tmp_path: Path) -> None:
+    disk = disk_at(tmp_path / "path")
+    with catalog_room(tmp_path / "private", 2, disk) as room:
+        first, second = room.saved(LARGE), room.saved(b"abcd", shard=1)
+        room.ask(CatalogCalls.flush(30.0))
+        calm(room)
+        room.retire(second)
+    with catalog_room(tmp_path / "private", 3, disk) as room:
+        assert room.ask(CatalogCalls.models("")) == [first]
+        assert room.saved(b"efgh") == ModelRef("m", 3)
+        until(lambda: room.locate(first).places)
+
+
+def test_a_durable_save_exists_when_it_is_on_the_path(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 1, disk_at(tmp_path / "path")) as room:
+        ref = room.saved(LARGE, durable=True)
+        assert [file.name for file in (tmp_path / "path" / "manifests").iterdir()] == [f"{ref}.arrow"]
+        assert room.read(ref) == [LARGE]
+        room.ask(CatalogCalls.check())
