@@ -19,6 +19,7 @@ from ...store.archive.opening import open_directory
 from ...store.catalog.journal import FOLDER, Stream
 from ...store.catalog.state import CatalogState, Effects
 from ...store.errors import StorageError
+from ...store.refs import ModelRef
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
@@ -41,6 +42,7 @@ from .parts.deploy import Deploy
 from .parts.shards import Shards
 from .parts.versions import Versions
 from .placement import Placement
+from .redis_index import Live, RedisIndex
 from .retaining import Retaining
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,9 @@ class Catalog:
         )
         lines = Lines(channels, context.term, lock, lambda shard: deploy.acknowledged(shard))
         durable = DurableSaves()
-        placement = Placement(context, lines, durable)
+        redis_index = _open_redis(context) if config.redis is not None else None
+        posted = redis_index.shard_at if redis_index is not None else lambda shard, address: None
+        placement = Placement(context, lines, durable, posted)
         writer = ManifestWriter(context, archive, lines, placement.settle) if archive is not None else None
         retaining = Retaining(context, lines, disk.keep if disk is not None else None)
         copies = JournalCopies(context, lines, channels)
@@ -137,6 +141,34 @@ class Catalog:
             state.models_count,
             len(state.references),
         )
+
+
+def _open_redis(context: CatalogContext) -> RedisIndex | None:
+    """Post what lives in Redis from now on."""
+    url, state, topology = context.config.redis, context.state, context.topology
+    if url is None:
+        return None
+
+    def live(ref: ModelRef) -> Live | None:
+        with context.lock:
+            entry = state.live(ref)
+            if entry is None:
+                return None
+            known = ((segment, state.references.get(segment)) for segment in state.holds_of(entry))
+            places = {segment: one.keeper for segment, one in known if one is not None and one.keeper >= 0}
+            return entry.header, state.body_of(entry), places
+
+    def refs() -> list[ModelRef]:
+        with context.lock:
+            return state.models()
+
+    def graph_of(key: bytes) -> str:
+        with context.lock:
+            return state.graphs.architecture(key)[0]
+
+    index = RedisIndex(url, topology.repository, topology.started_by, live=live, refs=refs, graph_of=graph_of)
+    context.followers.append(lambda effects: index.changed([*effects.published, *effects.ended]))
+    return index
 
 
 def _opened(config: CatalogConfig, lease: Lease, again: bool) -> Archive | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...store.catalog.comparing import Compared, Spot, compared
 from ...store.catalog.orders import Backups, Copy, Discard, Free, Inspect, Slots, Take, Yield
@@ -49,15 +49,23 @@ class Placement:
         context: the catalog's.
         lines: to the shards.
         durable: saves that wait for files; reports of their files go there.
+        posted: given the TCP address of a shard that reports, and None of one that has left.
     """
 
-    def __init__(self, context: CatalogContext, lines: Lines, durable: DurableSaves) -> None:
+    def __init__(
+        self,
+        context: CatalogContext,
+        lines: Lines,
+        durable: DurableSaves,
+        posted: Callable[[int, tuple[str, int, str] | None], None],
+    ) -> None:
         self._context = context
         self._state = context.state
         self._references = context.state.references
         self._lock = context.lock
         self._lines = lines
         self._durable = durable
+        self._posted = posted
         self.bringing: set[SegmentId] = set()
         """Segments that a shard may still find on the path."""
         self._missing: set[SegmentId] = set()
@@ -146,6 +154,7 @@ class Placement:
             self._lines.order(report.shard, Inspect(found.inspects))
         line.strangers = {s: slots for s, slots in found.strangers.items() if s not in whole.sent}
         self._note_missing(found)
+        self._posted(report.shard, whole.address)
         self._reported()
 
     def _keepers(self) -> tuple[int, ...]:
@@ -463,6 +472,7 @@ class Placement:
     def gone(self, shard: int) -> None:
         """Note that a shard is no more: what was only there is missing. Call it with the lock held."""
         self._lines.close(shard)
+        self._posted(shard, None)
         found = compared(self._references, shard, {}, self._keepers())
         self._decide_spots(found.spots)
         for other, files in found.takes.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +42,7 @@ from ..transport.targets import NewMemory
 from ..transport.tcp import TcpClient, check_content
 from ..updates.serving import Inference, Serving
 from .listener import Listener
-from .reader import Newest, RedisReader
+from .reader import Newest, Places, RedisReader
 
 log = logging.getLogger(__name__)
 
@@ -335,16 +335,8 @@ class EdgeConsumer:
         """Bring a version's tensors and its architecture."""
         posted, places = self._reader.posted(ref)
         graph = self._reader.graph(posted)
-        by_shard: dict[int, dict[SegmentId, dict[int, int]]] = {}
-        for segment, slots in sizes_of(posted.entries.values()).items():
-            by_shard.setdefault(places.holder(segment), {})[segment] = slots
-        received: dict[SegmentId, Received] = {}
         self._drop_clients(set(places.addresses.values()))
-        for shard, wanted in by_shard.items():
-            if shard not in places.addresses:
-                raise ShardUnavailableError(f"load of {ref}: expected shard {shard} in Redis; it is not there yet")
-            left = deadline.left()
-            received |= self._client(places.addresses[shard]).read(wanted, left, f"load of {ref}", digests=True)
+        received = self._received(ref, sizes_of(posted.entries.values()), places, deadline)
         rows = posted.entries.items()
         check_content(((n, row.segment, row.slot, row.nbytes) for n, row in rows), received, f"TCP for {ref}")
         arrays: dict[str, np.ndarray] = {}
@@ -352,6 +344,30 @@ class EdgeConsumer:
             part: Any = received[row.segment]
             arrays[name] = np.ndarray(row.shape, dtype_of(row.dtype), part.block, part.offsets[row.slot])
         return arrays, graph
+
+    def _received(
+        self, ref: ModelRef, wanted: Mapping[SegmentId, dict[int, int]], places: Places, deadline: Deadline
+    ) -> dict[SegmentId, Received]:
+        """Read segments from the shards that have them: those that were posted with the version, else others."""
+        received: dict[SegmentId, Received] = {}
+        if not places.addresses:
+            raise ShardUnavailableError(f"load of {ref}: expected shards in Redis; found none")
+        lacking, lost = dict(wanted), None
+        for turn in range(len(places.addresses)):
+            by_shard: dict[int, dict[SegmentId, dict[int, int]]] = {}
+            for segment, slots in lacking.items():
+                by_shard.setdefault(places.holders(segment)[turn], {})[segment] = slots
+            lacking = {}
+            for shard, part in by_shard.items():
+                client, left = self._client(places.addresses[shard]), deadline.left()
+                try:
+                    received |= client.read(part, left, f"load of {ref}", digests=True)
+                except ModelLostError as exc:
+                    lacking |= part
+                    lost = exc
+        if lacking and lost is not None:
+            raise lost
+        return received
 
     def _client(self, address: Address) -> TcpClient:
         with self._lock:

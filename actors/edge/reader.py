@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ...planner.placement import holder_of
 from ...store.errors import CorruptDataError, ModelNotFoundError, RepositoryNotFoundError, StorageError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ..rpc.redis_connection import Command, RedisConnection, Subscription
-from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_gone, read_manifest
+from ..rpc.redis_keys import Address, Keys, Posted, StartKeys, read_manifest
 
 ASKED_S = 3600
 """How long a question stands in Redis."""
@@ -49,16 +48,17 @@ class Places:
     """Where the shards of a repository are."""
 
     addresses: Mapping[int, Address]
-    gone: Mapping[int, tuple[int, ...]]
-    """Shard that drained -> those among which its segments are."""
+    segments: Mapping[SegmentId, int]
+    """Segment -> the shard that had it when the version was posted."""
 
-    def holder(self, segment: SegmentId) -> int:
-        """Return the shard that has a segment."""
-        return holder_of(segment, self.gone)
+    def holders(self, segment: SegmentId) -> list[int]:
+        """Return the shards to ask for a segment, the likely one first: it may have moved since."""
+        likely = self.segments.get(segment, -1)
+        return sorted(self.addresses, key=lambda shard: (shard != likely, shard))
 
 
 class RedisReader:
-    """Reads what the shards of one repository posted. Safe between threads.
+    """Reads what the catalog of one repository posted. Safe between threads.
 
     Args:
         redis: to the Redis server.
@@ -88,21 +88,22 @@ class RedisReader:
             ModelNotFoundError: there is no such live version.
             RepositoryNotFoundError, StorageError: as in `newest`.
         """
-        _, (text, shards, gone) = self._read(
-            lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards), ("HGETALL", keys.gone)]
+        _, (text, shards) = self._read(
+            lambda keys: [("HGET", keys.model(ref.name), ref.version), ("HGETALL", keys.shards)]
         )
         if text is None:
             raise ModelNotFoundError(f"Redis at {self._redis.where}: expected the live version {ref}; found none")
         where = f"Redis at {self._redis.where}: shard"
         addresses = {_number(shard, where): Address.from_json(at) for shard, at in shards.items()}
-        return read_manifest(text, ref), Places(addresses, read_gone(gone))
+        posted = read_manifest(text, ref)
+        return posted, Places(addresses, posted.places)
 
     def graph(self, posted: Posted) -> ModelGraph:
         """Return a version's architecture; errors as in `posted`."""
         key = posted.header.graph_key.hex()
         graph = self._graphs.get(key)
         if graph is None:
-            _, (text,) = self._read(lambda keys: [("HGET", keys.graphs(posted.home), key)])
+            _, (text,) = self._read(lambda keys: [("HGET", keys.graphs, key)])
             if text is None:
                 ref = posted.header.ref
                 raise ModelNotFoundError(f"Redis at {self._redis.where}: expected the graph of {ref}; it was retired")
@@ -117,7 +118,7 @@ class RedisReader:
         return bool(self._start)
 
     def ask(self) -> None:
-        """Ask all shards to compare what they posted; for one that may only read, it does nothing."""
+        """Ask the catalog to compare what it posted; for one that may only read, it does nothing."""
         with contextlib.suppress(StorageError):
             self._redis.run([("INCR", self._keys.question), ("EXPIRE", self._keys.question, ASKED_S)])
 

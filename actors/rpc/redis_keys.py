@@ -11,17 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from ...store.bounds import jsontext
 from ...store.errors import CorruptDataError
 from ...store.refs import ModelRef
-from ...store.segments.segment import SEGMENT_SLOTS
+from ...store.segments.segment import SEGMENT_SLOTS, SegmentId
 from ...store.versions.manifest import Header, TensorEntry, check_nbytes, decode_body
 
 SHARDS_MOST = 1 << 32
-"""Numbers of shards are below that: hashing takes 4 bytes of them."""
+"""Numbers of shards are below that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Keys:
 
     @property
     def question(self) -> str:
-        """Key of a number that a consumer increments when it misses something: shards compare all again then."""
+        """Key of a number that a consumer increments when it misses something: the catalog compares all again then."""
         return f"tensorvine:{self.repository}:question"
 
     def updates(self, name: str) -> str:
@@ -71,18 +70,14 @@ class StartKeys:
         """Hash: shard's number -> where its TCP server is."""
         return f"{self.prefix}:shards"
 
-    @property
-    def gone(self) -> str:
-        """Hash: number of a shard that drained -> JSON list of those among which its segments are now."""
-        return f"{self.prefix}:gone"
-
     def model(self, name: str) -> str:
         """Hash: number of a live version -> its manifest."""
         return f"{self.prefix}:model:{name}"
 
-    def graphs(self, home: int) -> str:
-        """Hash: key of an architecture -> its JSON text, for the versions whose home is shard `home`."""
-        return f"{self.prefix}:graphs:{home}"
+    @property
+    def graphs(self) -> str:
+        """Hash: key of an architecture -> its JSON text."""
+        return f"{self.prefix}:graphs"
 
 
 class Address(NamedTuple):
@@ -123,64 +118,26 @@ class Posted:
     """A version as it stands in Redis."""
 
     header: Header
-    home: int
-    """The shard under whose number its architecture stands."""
     entries: dict[str, TensorEntry]
+    places: dict[SegmentId, int]
+    """The shard that has each segment, or had it when this was posted."""
 
 
-def read_gone(table: Mapping[bytes, bytes]) -> dict[int, tuple[int, ...]]:
-    """Read what stands under `StartKeys.gone`.
+def manifest_text(header: Header, body: bytes, places: Mapping[SegmentId, int]) -> bytes:
+    """Write a version's manifest as JSON text.
 
-    Raises:
-        CorruptDataError: it does not say where segments are: a number is none of a shard, or shards took over from each
-            other in a circle.
-
-    >>> read_gone({b"1": b"[0, 2]"})
-    {1: (0, 2)}
+    Args:
+        header: of the version.
+        body: its table.
+        places: segment -> the shard that has it.
     """
-    gone = {_shard_of(shard): read_successors(heirs) for shard, heirs in table.items()}
-    try:
-        TopologicalSorter(gone).prepare()
-    except CycleError as exc:
-        circle = str(exc.args[1])
-        raise CorruptDataError(f"Redis: expected successors that drained later; found a cycle: {circle:.100}") from None
-    return gone
-
-
-def read_successors(text: bytes) -> tuple[int, ...]:
-    """Read what stands under `StartKeys.gone` for one shard.
-
-    Raises:
-        CorruptDataError: it is no list of numbers of shards.
-
-    >>> read_successors(b"[0, 2]")
-    (0, 2)
-    """
-    try:
-        found = cast("list[object]", json.loads(text))
-        shards = tuple(shard for shard in found if type(shard) is int and 0 <= shard < SHARDS_MOST)
-        if shards and len(shards) == len(found):
-            return shards
-    except (RecursionError, TypeError, ValueError):
-        pass
-    raise CorruptDataError(f"Redis: expected the successors of a shard; found {text!r:.100}")
-
-
-def _shard_of(text: bytes) -> int:
-    if not text.isdigit() or len(text) > len(str(SHARDS_MOST)) or int(text) >= SHARDS_MOST:
-        raise CorruptDataError(f"Redis: expected the number of a shard that drained; found {text!r:.100}")
-    return int(text)
-
-
-def manifest_text(header: Header, body: bytes, home: int) -> bytes:
-    """Write a version's manifest as JSON text."""
     fields = {
         "ref": str(header.ref),
         "parent": str(header.parent) if header.parent is not None else None,
         "quality": header.quality,
         "metadata": header.metadata,
         "created_ns": header.created_ns,
-        "home": home,
+        "places": {f"{segment[1]:x}": shard for segment, shard in places.items()},
         "graph_key": header.graph_key.hex(),
         "bytes_owned": header.bytes_owned,
         "bytes_total": header.bytes_total,
@@ -209,15 +166,18 @@ def read_manifest(text: bytes, ref: ModelRef) -> Posted:
             bytes_total=int(fields["bytes_total"]),
             codec=str(fields["codec"]) if fields["codec"] is not None else None,
         )
-        home, table = int(fields["home"]), json.dumps(fields["table"]).encode()
-        entries = decode_body(table, ref)
+        entries = decode_body(json.dumps(fields["table"]).encode(), ref)
         for name, entry in entries.items():
             _check(name, entry)
+        shards = {int(serial, 16): shard for serial, shard in fields["places"].items()}
+        if not all(type(shard) is int and 0 <= shard < SHARDS_MOST for shard in shards.values()):
+            raise ValueError(f"the shards {list(shards.values())!r:.100}")
+        places = {entry.segment: shards[entry.segment[1]] for entry in entries.values() if entry.segment[1] in shards}
     except (CorruptDataError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"Redis: expected the manifest of {ref}; found {exc!r}") from None
     if header.ref != ref:
         raise CorruptDataError(f"Redis: expected the manifest of {ref}; found that of {header.ref}")
-    return Posted(header, home, entries)
+    return Posted(header, entries, places)
 
 
 def _check(name: str, entry: TensorEntry) -> None:
