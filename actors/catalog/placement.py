@@ -339,44 +339,44 @@ class Placement:
         for line in self._lines.all() if replicas > 1 else ():
             self._lines.order(line.shard, Backups(backups_of(line.shard, nodes, replicas - 1)))
         if replicas > 1:
-            self._copy_more(self._references.items(), replicas)
+            self._copy_more(self._references.items())
 
-    def _copy_more(self, segments: Iterable[tuple[SegmentId, Known]], replicas: int) -> None:
-        """Have copies made of segments that fewer nodes have than there should be."""
+    def _copy_more(self, segments: Iterable[tuple[SegmentId, Known]]) -> list[SegmentId]:
+        """Have copies made of segments that have too few, and return these.
+
+        There are to be `replicas` copies on as many nodes; where there are fewer nodes, some share one.
+        """
+        replicas = self._context.topology.replicas
+        staying = {s: node for s, node in self._lines.nodes.items() if s in self._context.topology.staying}
         wanted: dict[tuple[int, int], dict[SegmentId, tuple[int, ...]]] = {}
-        nodes = {shard: node for shard, node in self._lines.nodes.items() if shard in self._context.topology.staying}
+        lacking: list[SegmentId] = []
         for segment, known in segments:
             sources = [shard for shard in known.copies if shard in self._lines]
             if not sources or known.is_safe():
                 continue
-            have = {self._lines.nodes[shard] for shard in sources}
-            lacking = min(replicas, len(set(nodes.values()))) - len(have)
-            ring = backups_of(sources[0], {**nodes, sources[0]: self._lines.nodes[sources[0]]}, len(nodes))
-            targets = [shard for shard in ring if shard not in known.copies and nodes[shard] not in have]
-            for target in targets[: max(lacking, 0)]:
+            nodes = {self._lines.nodes[shard] for shard in sources}
+            more = max(
+                min(replicas, len({*staying.values(), *nodes})) - len(nodes),
+                min(replicas, len({*staying, *sources})) - len(sources),
+            )
+            if more <= 0:
+                continue
+            lacking.append(segment)
+            targets = sorted(
+                (s for s in staying if s not in sources), key=lambda s: (staying[s] in nodes, s < sources[0], s)
+            )
+            for target in targets[:more]:
                 wanted.setdefault((target, sources[0]), {})[segment] = tuple(known.live())
         for (target, source), slots in wanted.items():
-            self._lines.order(target, Copy(source, slots))
+            self._order_copies(target, source, slots)
+        return lacking
 
     def lacking(self, segments: Iterable[SegmentId]) -> list[SegmentId]:
-        """Return those of some segments that fewer nodes have than `replicas`; copies of them are ordered.
-
-        Call it with the lock held.
-        """
-        replicas = self._context.topology.replicas
-        if replicas == 1:
+        """Return those of some segments that have too few copies; more are ordered. Call it with the lock held."""
+        if self._context.topology.replicas == 1:
             return []
-        most = min(replicas, len(set(self._lines.nodes.values())))
-        found: list[tuple[SegmentId, Known]] = []
-        for segment in segments:
-            known = self._references.get(segment)
-            if known is None or known.is_safe():
-                continue
-            if len({self._lines.nodes.get(shard) for shard in known.copies}) < most:
-                found.append((segment, known))
-        if found:
-            self._copy_more(found, replicas)
-        return [segment for segment, _ in found]
+        found = ((segment, self._references.get(segment)) for segment in segments)
+        return self._copy_more([(segment, known) for segment, known in found if known is not None])
 
     def _after_files(self, stored: Mapping[SegmentId, File]) -> None:
         """Free copies of what is in files now."""
@@ -405,15 +405,8 @@ class Placement:
                 self._lines.order(shard, Take(files))
 
     def missing_copies(self) -> int:
-        """Count the segments that fewer nodes have than there should be. Call it with the lock held."""
-        replicas = self._context.topology.replicas
-        if replicas == 1:
-            return 0
-        nodes = self._lines.nodes
-        return sum(
-            len({nodes[shard] for shard in known.copies if shard in nodes}) < replicas and not known.is_safe()
-            for _, known in self._references.items()
-        )
+        """Count the segments that have too few copies. Call it with the lock held."""
+        return len(self._copy_more(self._references.items())) if self._context.topology.replicas > 1 else 0
 
     # ---- drains ---------------------------------------------------------------------------------------
 

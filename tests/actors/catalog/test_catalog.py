@@ -134,3 +134,74 @@ def test_a_durable_save_exists_when_it_is_on_the_path(tmp_path: Path) -> None:
         assert [file.name for file in (tmp_path / "path" / "manifests").iterdir()] == [f"{ref}.arrow"]
         assert room.read(ref) == [LARGE]
         room.ask(CatalogCalls.check())
+
+
+def test_with_two_replicas_one_shard_may_die(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 2, replicas=2) as room:
+        until(lambda: room.state(0).backups == (1,) and room.state(1).backups == (0,))
+        ref = room.saved(LARGE, b"abcd")
+        room.kill_shard(0)
+        until(lambda: room.read(ref) == [LARGE, b"abcd"])
+        assert room.ask(CatalogCalls.models("")) == [ref]
+        until(lambda: not room.ask(CatalogCalls.stats()).replicas_missing)
+        second = room.saved(b"efgh")
+        room.kill_shard(1)
+        until(lambda: room.read(second) == [b"efgh"])
+        until(lambda: room.read(ref) == [LARGE, b"abcd"])
+        calm(room)
+        room.retire(ref)
+        room.retire(second)
+        until(lambda: is_empty(room))
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+def test_a_shard_drains(tmp_path: Path, on_path: bool) -> None:
+    disk = disk_at(tmp_path / "path") if on_path else None
+    with catalog_room(tmp_path / "private", 2, disk) as room:
+        first, second = room.saved(LARGE, b"abcd"), room.saved(LARGE[::-1], shard=1)
+        calm(room)
+        assert room.ask(CatalogCalls.drain([0])).leaving == (0,)
+        assert room.ask(CatalogCalls.drained([0], 60.0)) == [0]
+        assert room.ask(CatalogCalls.topology()).shards == (1,)
+        if not on_path:  # else it was read from its file
+            assert room.read(first) == [LARGE, b"abcd"]
+        assert room.read(second) == [LARGE[::-1]]
+        assert all(shard == 1 for shard, _ in room.locate(first).places.values())
+        room.ask(CatalogCalls.check())
+
+
+def test_a_shard_joins(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 1) as room:
+        first = room.saved(LARGE)
+        assert room.ask(CatalogCalls.grow(1)).shards == (0, 1)
+        room.start(1)
+        second = room.saved(b"abcd", shard=1)
+        assert [room.read(ref) for ref in (first, second)] == [[LARGE], [b"abcd"]]
+        room.start_catalog()
+        until(lambda: [room.read(ref) for ref in (first, second)] == [[LARGE], [b"abcd"]])
+
+
+def test_catalog_and_shard_die_together(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 2) as room:
+        lost, kept = room.saved(LARGE), room.saved(LARGE, shard=1)
+        room.kill_shard(0)
+        room.start_catalog()
+        until(lambda: room.ask(CatalogCalls.models("")) == [kept])
+        with pytest.raises(ModelLostError):
+            room.locate(lost)
+        assert room.saved(b"abcd") == ModelRef("m", 3)
+
+
+def test_a_path_that_fails_moves_the_journal_to_this_node(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private", 1, disk_at(tmp_path / "path")) as room:
+        room.saved(LARGE)
+        folder = tmp_path / "path" / "catalog"
+        assert room.real._context.journal.on_path
+        moved = folder.rename(tmp_path / "moved")
+        folder.write_text("no folder")
+        ref = room.saved(b"abcd")
+        assert not room.real._context.journal.on_path
+        folder.unlink()
+        moved.rename(folder)
+        room.start_catalog()
+        assert room.ask(CatalogCalls.models("")) == [ModelRef("m", 1), ref]
