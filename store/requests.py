@@ -4,8 +4,8 @@ Rules
 - A client uses its numbers in ascending order. What it declares (`declare`) is the truth about all numbers up to the
   highest: those that are not open are over.
 - A request that ended by itself (`end`) is over, too, whatever is declared later.
-- A client that ended is refused for good; the last `GONE` of them are remembered. A session that only ran out leaves its
-  numbers as they are: the client may have been stopped for a while.
+- A client that ended is refused for good; the last `GONE` of them are remembered. A session that only ran out leaves
+  its numbers as they are: the client may have been stopped for a while.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class ShardState(SegmentTable):
         self.sent.discard(save)
 
     def end(self, save: Request) -> bool:
-        """End a save: what it staged goes; False: its proposal is on its way, and nothing happens until it is answered."""
+        """End a save: what it staged goes; False: its proposal is on its way, and it goes when that is answered."""
         self.requests.end(save)
         if save in self.sent:
             return False

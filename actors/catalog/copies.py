@@ -1,7 +1,7 @@
 """Copies of the catalog's stream on shards: what a term finds when the file of the one before is out of reach.
 
 Rules
-- Copies are opaque bytes. They are sent behind decisions, in batches of at most `PAUSE_S`; with `replicas=k` a commit is
+- Copies are opaque bytes, sent in the background, in batches of at most `PAUSE_S`. With `replicas=k` a commit is
   answered when shards on k - 1 other nodes have it.
 - Shards on other nodes than the catalog's are chosen, at most `MOST` of them, or as many as `replicas` asks for.
 """

@@ -1,8 +1,8 @@
 """The catalog's stream on a file system: appended to before anybody sees a decision.
 
 Rules
-- The stream is below the path, if that can append, else in a private folder of this node. If the path fails, a new stream
-  begins in the private folder, and from time to time another one on the path.
+- The stream is below the path, if that can append, else in a private folder of this node. If the path fails, a new
+  stream begins in the private folder, and from time to time another one on the path.
 - A new stream begins with a snapshot, and takes the place of the old one when that is whole. Then the old file goes.
 - All is done with the catalog's lock held, except the encoding and writing of a large snapshot.
 """

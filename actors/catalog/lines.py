@@ -113,7 +113,10 @@ class Lines:
         return {shard: line.node for shard, line in self._lines.items()}
 
     def open(self, report: Report, whole: Whole) -> Line:
-        """Make the line to an incarnation that reports for the first time; an earlier one's ends. With the lock held."""
+        """Make the line to an incarnation that reports for the first time; end that to an earlier one.
+
+        Call it with the lock held.
+        """
         self.close(report.shard)
         line = Line(
             shard=report.shard,

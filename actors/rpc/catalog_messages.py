@@ -1,9 +1,9 @@
 """What the catalog is asked and what it answers.
 
 Rules
-- A client numbers its requests (saves, queries, retirements) from 1, with one counter. Pins and granted memory are kept
-  under such a number. `Declared` says which numbers are open and the highest that was used: all others up to it are over,
-  drop what they had, and are refused for good.
+- A client numbers its requests (saves, queries, retirements) from 1, with one counter. Pins and granted memory are
+  kept under such a number. `Declared` says which numbers are open and the highest that was used: all others up to it
+  are over, drop what they had, and are refused for good.
 - Places of bytes are hints. The header check at the place decides; where it fails, the shard that is named is asked.
 """
 

@@ -1,8 +1,9 @@
 """The lease of an actor's process: where a network is cut, another process of the actor may run by now.
 
 Rules (docs/design/catalog.md, *term*)
-- A process enters itself at the head of the cluster (`Registry.take`), which gives it a number above all before, and asks
-  there every 1.5 s whether its entry is still there and the highest. Each yes gives it a lease of 5 s, from when it asked.
+- A process enters itself at the head of the cluster (`Registry.take`), which gives it a number above all before, and
+  asks there every 1.5 s whether its entry is still there and the highest. Each yes gives it a lease of 5 s, from when
+  it asked.
 - The next process enters itself, and waits until the one before has ended (on its own node), or its lease is over.
 - A lease is counted on the monotonic clock of its machine alone; no two machines compare their clocks.
 """

@@ -83,9 +83,8 @@ def _compare(
         found.yields.append(segment)
     if keeper not in (known.keeper, shard):
         found.takes.setdefault(keeper, {})[segment] = file
-    if keeper == shard and one is not None and one.generation is not None and one.generation != generation:
-        if generation is None or one.generation > generation:
-            found.inspects[segment] = file_name(segment, one.generation)
+    if keeper == shard and one is not None and one.generation is not None and one.generation > (generation or -1):
+        found.inspects[segment] = file_name(segment, one.generation)
     if keeper == shard and one is not None and one.place is not None:
         found.places[segment] = one.place
     if not copies and any(known.file is None or not known.file.has(slot) for slot in live):

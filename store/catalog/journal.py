@@ -1,8 +1,8 @@
 """The journal as bytes: streams of frames, each a record with a checksum.
 
 Rules
-- A stream begins with a snapshot, from `Began` to `End`, and goes on with decisions. A stream whose snapshot is not whole
-  counts for nothing.
+- A stream begins with a snapshot, from `Began` to `End`, and goes on with decisions. A stream whose snapshot is not
+  whole counts for nothing.
 - A frame that is cut or damaged ends the stream: nobody saw what it says, nor what follows.
 - Of several streams the one of the highest term counts, of these the one with the highest number, and of copies of one
   stream the longest.

@@ -1,8 +1,8 @@
 """Orders: what the catalog has a shard do with bytes.
 
 Rules
-- An order carries the term and a serial number. A shard applies orders in their order, once each, and refuses those of a
-  lower term, or of the same term with another token. The catalog repeats an order until it was acknowledged.
+- An order carries the term and a serial number. A shard applies orders in sequence, once each, and refuses those of a
+  lower term, or of the same term with another token. The catalog repeats an order until it is acknowledged.
 - `Free` alone ends committed slots. Staged memory, compaction, and eviction of what is in a file are the shard's own
   affair.
 - The keeper of a segment is the one shard that writes, replaces and deletes its files. Other shards with copies of it

@@ -1,8 +1,8 @@
 """The records of the catalog's journal: its decisions, and what a snapshot keeps of many.
 
 Rules
-- A record says what was decided, with all that applying it needs: no clock, no random number, and no order of a set has a
-  say. So the state after a replay is the state before.
+- A record has all that applying it needs: no clock, no random number and no order of a set has a say. So the state
+  after a replay is the state before.
 - Records are msgpack, by msgspec: nothing is pickled. Segments' numbers are bytes, as they may have more than 64 bits.
 - Of the same kind of fact, the later record counts.
 """

@@ -5,8 +5,8 @@ Rules
   each again until it was answered; the catalog applies each once.
 - Number 1 is the whole state of the shard. A shard proposes no commit to a term that has not answered it. So whatever
   the catalog thinks is there, and the whole does not name, is gone.
-- A new file counts when its report was answered, and not refused. Until then the shard keeps what the file has in memory
-  too, and the former file.
+- A new file counts when its report was answered, and not refused. Until then the shard keeps the tensors in memory, and
+  the former file.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Whole:
     segments: Mapping[SegmentId, Held]
     """Committed segments."""
     sent: Mapping[SegmentId, Held]
-    """Segments of saves whose commit was sent and not answered. An earlier term may have committed them; else the commit
-    is sent again, so nobody frees them because it does not know them."""
+    """Segments of saves whose commit was sent and not answered. An earlier term may have committed them; if not, the
+    commit is sent again, so they are not freed."""
     clients: tuple[str, ...]
     """Clients that have sessions here."""
     draining: bool = False
@@ -93,7 +93,7 @@ class Report:
     """Segments whose files cannot be written, or read, just now -> why. Each report replaces the one before, if it
     says anything of `failing` or `stored`."""
     kept: Mapping[Request, tuple[SegmentId, ...]] = field(default_factory=dict[Request, "tuple[SegmentId, ...]"])
-    """Copies that another shard sent for a save (`keep_copies`), 30 s ago or more, of whose commit nothing was heard."""
+    """Copies that another shard sent for a save (`keep_copies`) 30 s ago or more, with no news of its commit."""
     allocated: int | None = None
     """Bytes of memory in use; None: as before."""
 
@@ -106,8 +106,8 @@ class Answered:
     """New files that do not count: what they are encoded against is gone, or the shard is not the keeper. The keeper
     writes another one without bases; anybody else deletes it."""
     settled: Mapping[Request, bool] = field(default_factory=dict[Request, bool])
-    """Of the saves in `kept`: it is committed, and the copies are needed; False: drop them. Those that are not named are
-    under way still."""
+    """Of the saves in `kept`: it is committed, and the copies are needed; False: drop them. The others are under
+    way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -729,7 +729,7 @@ class CatalogState:
         return match
 
     def declare(self, client: str, open_numbers: Sequence[int], highest: int, now: float) -> bool:
-        """Take what a client says of its requests, and drop pins of those that are over; return whether it was known."""
+        """Take what a client says of its requests, and drop pins of those that are over; return whether it is known."""
         known = self.requests.lives(client)
         self.requests.declare(client, open_numbers, highest, now)
         for request in self.requests.over(self.pins.requests(client)):

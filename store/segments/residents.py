@@ -1,8 +1,8 @@
 """The segments of one shard that lie in its memory: where to, and when they leave it.
 
 Rules
-- A segment may leave the memory (`evict`) only when all its live slots are on disk. Those that were ordered to cool leave
-  at once, others when room is needed, least recently used first.
+- A segment may leave the memory (`evict`) only when all its live slots are on disk. Those that were ordered to cool
+  leave at once, others when room is needed, least recently used first.
 - What must happen outside is left here for the shell, which takes it after each call: blocks that became free in
   `freed`, segments that are mostly dead in memory in `compactable`.
 """

@@ -248,7 +248,7 @@ class SegmentTable:
     def offer(self, segment_id: SegmentId, file: File) -> bool:
         """Note a new file that is to be reported; False: it came too late, and is dead.
 
-        Too late: the segment went, this shard is not its keeper any more, or the file lacks slots that are on disk only.
+        Too late: the segment went, another shard is its keeper, or the file lacks slots that are on disk only.
         """
         segment = self._segments.get(segment_id)
         self.rewritable.discard(segment_id)

@@ -2,8 +2,8 @@
 
 Rules
 - A graph stays as long as a version uses it: one that exists, or a retired one whose tensors are not freed yet.
-- It is kept compressed, and unpacked as far as `store.bounds` allows. It comes with its fingerprints, so nothing of it is
-  read at a commit; patterns are indexed when somebody first looks for one.
+- It is kept compressed, and unpacked as far as `store.bounds` allows. It comes with its fingerprints, so nothing of
+  it is read at a commit; patterns are indexed when somebody first looks for one.
 """
 
 from __future__ import annotations
