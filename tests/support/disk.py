@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import psutil
 from tensorvine.actors import Repository
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.messages import actor_name, catalog_name
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.store import Layer, ModelGraph
 
@@ -83,6 +85,13 @@ def kill_shard(repo: Repository, shard: int) -> None:
     process = psutil.Process(repo._session.connection(shard).hello.pid)
     process.kill()
     psutil.wait_procs([process], timeout=20)
+
+
+def check(repo: Repository) -> None:
+    """Have the catalog and all shards derive their counts anew, and compare."""
+    repo._session.catalog.call(CatalogCalls.check(), PATIENCE_S)
+    for shard in repo._session.shards:
+        repo._session.call(shard, ShardCalls.check())
 
 
 def in_shard(repo: Repository, shard: int, work: Callable[[Any], Any]) -> Any:

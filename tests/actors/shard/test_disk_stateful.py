@@ -19,11 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tensorvine.actors import PrefixMatch, Repository
-from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Codec, Delta, KeepLast, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import ModelNotFoundError
 
-from tests.support.disk import MIB, chain, same, start, weights
+from tests.support.disk import MIB, chain, check, same, start, weights
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -173,7 +172,7 @@ class Machine(RuleBasedStateMachine):
     def what_lives_is_what_the_model_says(self) -> None:
         if self.repo is not None:
             assert self.repo.models() == sorted(ref for ref, v in self.model.items() if v.live)
-            self.repo._session.broadcast(ShardCalls.check())
+            check(self.repo)
         for loaded, expected in self.held:
             assert same(loaded, expected)
 

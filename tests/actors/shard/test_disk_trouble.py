@@ -23,7 +23,7 @@ from tensorvine.store.errors import (
     TensorVineError,
 )
 
-from tests.support.disk import MIB, in_shard, is_refused, manifests, noise, same, segments, start, weights
+from tests.support.disk import MIB, in_catalog, is_refused, manifests, noise, same, segments, start, weights
 from tests.support.hostile import place
 from tests.support.waiting import eventually
 
@@ -62,7 +62,7 @@ class TestPathGoneForAWhile:
             eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.flush(timeout=4)
-            assert repo.stats().shards[0].versions_unwritten == len(refs)
+            assert repo.stats().catalog.versions_unwritten == len(refs)
             with pytest.raises(StorageError, match=f"{path}"):
                 repo.retire("m@1")
             assert same(repo.load("m@1"), tensors(1))
@@ -77,9 +77,9 @@ class TestPathGoneForAWhile:
         self, cluster: object, path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def gives_up_soon(actor: Any) -> None:
-            from tensorvine.actors.shard.disk import persister
+            from tensorvine.actors.catalog import durable
 
-            persister.GIVE_UP_S = 1.0
+            durable.GIVE_UP_S = 1.0
 
         monkeypatch.setattr("tensorvine.actors.client.deployment.QUIET_S", 0.1)
         monkeypatch.setattr("tensorvine.actors.client.deployment.FLUSH_TIMEOUT_S", 600.0)
@@ -88,11 +88,11 @@ class TestPathGoneForAWhile:
         path.rename(path.with_name("apart"))
         refs = [repo.save("m", tensors(n)).ref for n in (2, 3)]
         eventually(lambda: is_refused(repo), "the disk has refused")
-        in_shard(repo, 0, gives_up_soon)
+        in_catalog(repo, gives_up_soon)
         named = ", ".join(map(str, refs))
-        with pytest.raises(StorageError, match=rf"close of repository '.*': shard 0: 2 versions \({named}\)"):
+        with pytest.raises(StorageError, match=rf"close of repository '.*': 2 versions \({named}\)"):
             repo.close()
-        assert f"waiting for writes to its path: shard 0: 2 versions ({named})" in caplog.text
+        assert f"waiting for writes to its path: 2 versions ({named})" in caplog.text
         with pytest.raises(RepositoryNotFoundError):
             Repository.connect(repo.name)
 
@@ -103,8 +103,8 @@ class TestPathGoneForAWhile:
             eventually(lambda: is_refused(repo), "the disk has refused")
             with pytest.raises(StorageError, match=rf"save of 'n'.*{path}/segments"):
                 repo.save("n", tensors(2), timeout=4)
-            stats = repo.stats().shards[0]
-            assert (stats.versions_unwritten, stats.bytes_unwritten) == (1, 500_000)
+            stats = repo.stats()
+            assert (stats.catalog.versions_unwritten, stats.shards[0].bytes_unwritten) == (1, 500_000)
             waiting = repo.save_async("n", tensors(3), timeout=60)
             eventually(lambda: repo.stats().shards[0].waiting_for_disk == 1, "the save waits")
             (path / "segments").unlink()
@@ -112,20 +112,6 @@ class TestPathGoneForAWhile:
             assert repo.stats().shards[0].waiting_for_disk == 0
             repo.flush()
             assert manifests(path) == ["m@1", "n@1"]
-
-    def test_savers_wait_for_the_home_of_the_name_too(self, cluster: object, path: Path) -> None:
-        with start(path, shards=2, lag_bytes=0) as repo:
-            names = [next(n for i in range(99) if repo._session.home(n := f"n{i}") == shard) for shard in (0, 1)]
-            repo.save(names[0], tensors(1), durability="disk")
-            (path / "manifests").rename(path / "apart")
-            (path / "manifests").write_text("no folder")
-            repo.save(names[1], tensors(1), parent=names[0], inherit=None)
-            eventually(lambda: is_refused(repo, 1), "the disk has refused")
-            with pytest.raises(StorageError, match=f"{path}/manifests"):
-                repo.save(names[1], tensors(2), parent=names[0], inherit=None, timeout=4)
-            assert repo.stats().shards[1].versions_unwritten == 1
-            (path / "manifests").unlink()
-            (path / "apart").rename(path / "manifests")
 
     def test_a_disk_that_is_full(self, cluster: object, tmp_path: Path) -> None:
         if (
@@ -214,7 +200,7 @@ class TestDamagedFiles:
             else:
                 file.write_bytes(file.read_bytes()[:-64] + bytes(64))
         with start(path, shards=shards) as repo:
-            homes = {repo._session.home(name): name for name in names}
+            homes = {repo._session.near(name): name for name in names}
             assert len(homes) == shards
             for name in homes.values():
                 with pytest.raises(CorruptDataError, match=f"{path}/segments/"):
@@ -225,7 +211,8 @@ class TestDamagedFiles:
                 saved = repo.save(name, tensors(2), graph=graph, inherit={}, parent=f"{name}@1")
                 assert repo.save(name, {"b": tensors(3)["b"]}, graph=graph, inherit={"a": "a"}).bytes_inherited
                 assert same(repo.load(saved.ref), tensors(2))
-            eventually(lambda: not any(s.pins or s.bytes_staged for s in repo.stats().shards), "nothing is staged")
+            eventually(lambda: not any(s.bytes_staged for s in repo.stats().shards), "nothing is staged")
+            eventually(lambda: not repo.stats().catalog.pins, "nothing is pinned")
 
     def test_a_file_that_is_cut_while_it_is_open(self, cluster: object, path: Path) -> None:
         with start(path) as repo:

@@ -20,7 +20,6 @@ from tensorvine.actors import Repository
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.rpc.messages import actor_name, planner_name
-from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.disk import care
 from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import (
@@ -32,7 +31,19 @@ from tensorvine.store.errors import (
 )
 
 from tests.support.actors import kill_planner
-from tests.support.disk import MIB, hold_disk, kill_shard, manifests, name_at, noise, same, segments, start, weights
+from tests.support.disk import (
+    MIB,
+    check,
+    hold_disk,
+    kill_shard,
+    manifests,
+    name_at,
+    noise,
+    same,
+    segments,
+    start,
+    weights,
+)
 from tests.support.saver import tensors_of
 from tests.support.waiting import eventually
 
@@ -190,7 +201,7 @@ class TestShardKilled:
             repo.retire(ref)
         # where the lost version's segment was written before the kill, it goes as an orphan: after two looks
         eventually(lambda: segments(tmp_path) == [], "nothing left on disk", timeout=4 * care.LOOK_S)
-        repo._session.broadcast(ShardCalls.check())
+        check(repo)
 
     def test_a_flush_says_that_one_died_before_it_answered(
         self, shared: Repository, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +275,7 @@ class TestShardKilled:
         with pytest.raises(CorruptDataError, match=f"{ref}: {manifest}: expected a regular file; found a socket"):
             repo.load(ref)
         assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
-        repo._session.broadcast(ShardCalls.check())
+        check(repo)
         assert segments(tmp_path) == before
         apart.rename(manifest)
         eventually(lambda: ref in repo.models(), "it can be read again")

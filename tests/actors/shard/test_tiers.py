@@ -10,11 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
-from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Delta, KeepBest, KeepBytes, KeepLast, Quantize, Retention, Shuffle, Zstd
 from tensorvine.store.errors import StoreFullError, TensorVineError
 
-from tests.support.disk import MIB, bits, noise, same, segments, start, weights
+from tests.support.disk import MIB, bits, check, noise, same, segments, start, weights
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.workers_import("quantising")]
@@ -90,7 +89,7 @@ class TestPressure:
             for stats in repo.stats().shards:
                 assert stats.bytes_allocated <= store
             repo.flush()
-            repo._session.broadcast(ShardCalls.check())
+            check(repo)
 
     def test_held_arrays_stay_intact_when_their_segment_leaves(self, cluster: object, tmp_path: Path) -> None:
         with start(tmp_path, store_bytes=24 * PART) as repo:

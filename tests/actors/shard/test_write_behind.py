@@ -16,7 +16,19 @@ from tensorvine.actors.shard.parts.files import Files
 from tensorvine.store import Gzip, Shuffle
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 
-from tests.support.disk import MIB, hold_disk, in_shard, kill_shard, manifests, name_at, same, segments, start, weights
+from tests.support.disk import (
+    MIB,
+    check,
+    hold_disk,
+    in_shard,
+    kill_shard,
+    manifests,
+    name_at,
+    same,
+    segments,
+    start,
+    weights,
+)
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
@@ -158,7 +170,7 @@ class TestSlowDisk:
         assert not any(name in manifest for manifest in manifests(path))
         eventually(lambda: set(segments(path)) == known, "no tensor of it on disk")
         assert repo.save(name, {"t": np.ones(5)}, durability="disk").ref.version == 2
-        repo._session.broadcast(ShardCalls.check())
+        check(repo)
 
 
 class TestClose:
