@@ -290,12 +290,16 @@ class ShardState(SegmentTable):
         """Return the copies whose saves the catalog has not said anything about."""
         return {save: tuple(segments) for save, segments in self._copies.items()}
 
-    def drop_copies(self, save: Request) -> None:
-        """Drop the copies of a save that came to nothing."""
-        for segment_id in self._copies.pop(save, {}):
+    def drop_copies(self, save: Request, needed: Iterable[SegmentId] = ()) -> None:
+        """Drop the copies that came for a save, but for those that its version needs."""
+        copies = self._copies.pop(save, {})
+        for segment_id in copies.keys() - set(needed):
             segment = self.segment(segment_id)
             if segment is not None:
                 self.free({segment_id: list(segment.live)})
+        kept = {segment_id: None for segment_id in needed if segment_id in copies}
+        if kept:
+            self._copies[save] = kept
 
     # ---- reports --------------------------------------------------------------------------------------
 
@@ -390,11 +394,9 @@ class ShardState(SegmentTable):
                 self.refuse(segment_id)
             else:
                 self.accept(segment_id)
-        for save, committed in answer.settled.items():
-            if committed:
-                self._copies.pop(save, None)
-            else:
-                self.drop_copies(save)
+        for save, needed in answer.settled.items():
+            self.drop_copies(save, needed)
+            self._copies.pop(save, None)
 
     def _whole(self, node: str, address: tuple[str, int, str] | None, capacity: int) -> Whole:
         held = {segment.id: _held(segment, self.index) for segment in self.segments() if segment.save is None}

@@ -77,6 +77,8 @@ class Placement:
         self._grace = Deadline.after(GRACE_S)
         self._awaited: set[str] | None = None
         """Clients that shards know and that have not renewed in this term; None: not all shards have reported."""
+        self._renewed: set[str] = set()
+        """Clients whose pins are known."""
         self._calm = False
         """*grace* is over."""
         self._suspects: set[str] = set()
@@ -166,7 +168,7 @@ class Placement:
         """See what is possible when one more shard has reported."""
         if self._awaited is None and all(shard in self._lines for shard in self._context.topology.shards):
             known = {client for line in self._lines.all() for client in line.clients}
-            self._awaited = {client for client in known if not self._state.requests.lives(client)}
+            self._awaited = known - self._renewed
         self._order_backups()
         self.settle()
 
@@ -216,12 +218,11 @@ class Placement:
         return all(self._references.has(base, slots) for base, slots in wanted.items())
 
     def _answer(self, report: Report, refused: Sequence[SegmentId]) -> Answered:
-        settled: dict[Request, bool] = {}
+        settled: dict[Request, tuple[SegmentId, ...]] = {}
         for save, segments in report.kept.items():
-            if self._state.answer(save) is not None or any(segment in self._references for segment in segments):
-                settled[save] = True
-            elif self._state.requests.is_over(save):
-                settled[save] = False
+            needed = tuple(segment for segment in segments if segment in self._references)
+            if needed or self._state.answer(save) is not None or self._state.requests.is_over(save):
+                settled[save] = needed
         return Answered(tuple(refused), settled)
 
     # ---- what is lost ---------------------------------------------------------------------------------
@@ -277,7 +278,9 @@ class Placement:
     # ---- freeing --------------------------------------------------------------------------------------
 
     def renewed(self, client: str) -> None:
-        """Note that a client has renewed its session in this term. Call it with the lock held."""
+        """Note that all pins of a client are known in this term, or that it has ended. Call it with the lock held."""
+        if not self._calm:
+            self._renewed.add(client)
         if self._awaited is not None and client in self._awaited:
             self._awaited.discard(client)
             self.settle()

@@ -105,9 +105,8 @@ class Answered:
     refused: tuple[SegmentId, ...] = ()
     """New files that do not count: what they are encoded against is gone, or the shard is not the keeper. The keeper
     writes another one without bases; anybody else deletes it."""
-    settled: Mapping[Request, bool] = field(default_factory=dict[Request, bool])
-    """Of the saves in `kept`: it is committed, and the copies are needed; False: drop them. The others are under
-    way."""
+    settled: Mapping[Request, tuple[SegmentId, ...]] = field(default_factory=dict[Request, "tuple[SegmentId, ...]"])
+    """Of the saves in `kept` that are not under way any more: the copies that are needed. The others go."""
 
 
 @dataclass(frozen=True, slots=True)

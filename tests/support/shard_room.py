@@ -134,7 +134,7 @@ class PlainCatalog:
         self.stored: dict[SegmentId, File] = {}
         self.refuses: set[SegmentId] = set()
         """New files that it does not take."""
-        self.settled: dict[Request, bool] = {}
+        self.settled: dict[Request, tuple[SegmentId, ...]] = {}
         self.answers: Callable[[Proposal], Committed | Refused | None] = self.commits
         """What a proposal is answered; None: nothing yet, and the shard asks again in vain until `open` is set."""
         self.open = threading.Event()

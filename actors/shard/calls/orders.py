@@ -75,8 +75,8 @@ class OrderCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def drop_copies(self, save: Request) -> None:
-        """Drop copies of a save that came to nothing."""
+    def drop_copies(self, save: Request, needed: Sequence[SegmentId]) -> None:
+        """Drop the copies that came for a save, but for those that its version needs."""
         ...
 
     @remote("ctl", repeatable=True)

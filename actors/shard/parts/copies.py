@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ....store.catalog.orders import Copy as CopyOrder
 from ....store.catalog.orders import Slots
@@ -39,8 +40,16 @@ ASK_S = 30.0
 """How often the catalog is asked about saves that copies came for."""
 PAUSE_S = (0.1, 5.0)
 """Shortest and longest pause between two tries to copy."""
+LATE_S = 1.0
+"""How much longer than it may take to keep copies a shard is waited for: it says itself what was late."""
 COPY_S = 120.0
 """How long a copy that was ordered may take."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    shards: set[int] = field(default_factory=set[int])
+    segments: set[SegmentId] = field(default_factory=set[SegmentId])
 
 
 class Copies:
@@ -62,16 +71,16 @@ class Copies:
         self._settling = settling
         self._copying = copying
         self._reporting = reporting
-        self._at: dict[Request, set[int]] = {}
-        """Save that is not committed -> shards that may have copies for it."""
+        self._at: dict[Request, _Sent] = {}
+        """Save that is not committed -> what was sent for it."""
         self._ordered: set[asyncio.Task[None]] = set()
         if context.config.replicas > 1:
             Ticker("copies", f"shard {context.index}", lambda: ASK_S, self._ask)
 
     # ---- of what is saved here ------------------------------------------------------------------------
 
-    async def sent(self, save: Request, deadline: Deadline) -> tuple[int, ...]:
-        """Have all backups keep copies of what a save has staged, and return them.
+    async def sent(self, save: Request, named: Container[SegmentId], deadline: Deadline) -> tuple[int, ...]:
+        """Have all backups keep copies of what a save has staged and its version names, and return the backups.
 
         Raises:
             StoreFullError: a backup has no room.
@@ -85,14 +94,17 @@ class Copies:
                 missing = [shard for shard in backups if shard not in done]
                 if not missing:
                     return backups
-                originals = {s: original_of(each, self._segment_memory) for s, each in self._state.staged(save).items()}
-                self._at.setdefault(save, set()).update(missing)
-            if not originals:
-                return backups
+                staged = {s: segment for s, segment in self._state.staged(save).items() if s in named}
+                originals = {s: original_of(segment, self._segment_memory) for s, segment in staged.items()}
+                if not originals:
+                    return backups
+                sent = self._at.setdefault(save, _Sent())
+                sent.shards.update(missing)
+                sent.segments.update(originals)
             left = deadline.left()
             call = ShardCalls.keep_copies(self._context.index, save, originals, self._context.tcp_address, left)
             found = await asyncio.gather(
-                *(self._shards[shard].ask(call, left) for shard in missing), return_exceptions=True
+                *(self._shards[shard].ask(call, left + LATE_S) for shard in missing), return_exceptions=True
             )
             failed = {shard: error for shard, error in zip(missing, found, strict=True) if error is not None}
             done |= set(missing) - failed.keys()
@@ -105,15 +117,16 @@ class Copies:
                     + "; ".join(f"shard {shard}: {error}" for shard, error in failed.items())
                 )
 
-    def committed(self, save: Request) -> None:
-        """Note that a save is committed: its copies are needed. Call it with the lock held."""
-        self._at.pop(save, None)
+    def over(self, save: Request, needed: Container[SegmentId] = ()) -> None:
+        """Have the copies dropped that were sent for a save, but for those that its version needs.
 
-    def drop(self, save: Request) -> None:
-        """Have the copies of a save that came to nothing dropped. Call it with the lock held; waits for nobody."""
-        for shard in self._at.pop(save, ()):
+        Call it with the lock held; it waits for nobody.
+        """
+        sent = self._at.pop(save, _Sent())
+        kept = [segment for segment in sent.segments if segment in needed]
+        for shard in sent.shards if len(kept) < len(sent.segments) else ():
             try:
-                self._shards[shard].post(ShardCalls.drop_copies(save))
+                self._shards[shard].post(ShardCalls.drop_copies(save, kept))
             except TensorVineError as exc:
                 log.info("shard %d: copies of save %s are dropped later: %s", shard, save, exc)
 
@@ -134,9 +147,9 @@ class Copies:
         await self._kept(originals, address, timeout, save)
 
     @answers(OrderCalls.drop_copies)
-    async def drop_copies(self, save: Request) -> None:
+    async def drop_copies(self, save: Request, needed: Sequence[SegmentId]) -> None:
         with self._lock:
-            self._state.drop_copies(save)
+            self._state.drop_copies(save, needed)
         self._settling.settle()
 
     @answers(OrderCalls.originals)

@@ -212,7 +212,7 @@ class Writes:
         """Drop what a save that is over has here, and on other shards. Call it with the lock held."""
         self._state.drop(save)
         self._segment_memory.drop_grants(save)
-        self._copies.drop(save)
+        self._copies.over(save)
 
     async def _committed_by(self, handed: Handed, deadline: Deadline) -> Committed | Refused:
         draft, what = handed.draft, f"save of {handed.draft.name!r}"
@@ -225,7 +225,7 @@ class Writes:
             await self._history.check_files(named)
         if not self._taken(handed):
             return await self._answer_of_another(handed, deadline)
-        shards = await self._copies.sent(draft.save, deadline)
+        shards = await self._copies.sent(draft.save, named, deadline)
         with self._lock:
             proposal = self._proposal(handed, named, shards)
             self._state.sent.add(draft.save)
@@ -287,6 +287,6 @@ class Writes:
             with self._lock:
                 self._state.commit(save, named)
                 self._segment_memory.drop_grants(save)
-                self._copies.committed(save)
+                self._copies.over(save, named)
         except Exception:
             log.exception("%s is committed, but a later step of its save failed", answer.ref)

@@ -58,15 +58,15 @@ class TestOfASave:
     def test_bytes_that_changed_on_their_way_are_refused(self, pair: Room, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(block_server, "_hashed", lambda sent: dict.fromkeys(sent.slots, "0" * 32))
         monkeypatch.setattr(block_server.BlockServer, "_lies_at", lambda self, segment, sent: False)
-        with pytest.raises(ShardUnavailableError, match="expected content 000"):
-            pair.call(ShardCalls.commit(pair.save(1, LARGE, timeout=0.5)))
+        with pytest.raises(ShardUnavailableError, match="to keep copies of save"):
+            pair.call(ShardCalls.commit(pair.save(1, LARGE, timeout=2.0)))
         assert not pair.catalog.proposals
         assert copied_bytes(pair) == 0
 
     def test_a_backup_without_room_is_named(self, pair: Room) -> None:
         pair.start(1, replicas=2, capacity=50_000)
         with pytest.raises(StoreFullError, match="shard 1"):
-            pair.call(ShardCalls.commit(pair.save(1, LARGE, timeout=0.5)))
+            pair.call(ShardCalls.commit(pair.save(1, LARGE, timeout=10.0)))
         assert not pair.catalog.proposals
 
     def test_one_that_is_gone_is_waited_for_until_another_is_named(self, pair: Room) -> None:
@@ -86,6 +86,16 @@ class TestOfASave:
         pair.call(ShardCalls.abort(handed.draft.save))
         eventually(lambda: copied_bytes(pair) == 0, "the copies to go")
 
+    def test_what_a_later_attempt_does_not_name_any_more_goes(self, pair: Room) -> None:
+        base = saved(pair, 1, LARGE)
+        kept = copied_bytes(pair)
+        pair.catalog.answers = lambda proposal: Refused("parent", "another one")
+        handed = pair.save(2, LARGE)
+        pair.call(ShardCalls.commit(handed))
+        pair.catalog.answers = pair.catalog.commits
+        pair.call(ShardCalls.commit(pair.handed(2, handed.blocks, names={base: [0]})))
+        eventually(lambda: copied_bytes(pair) == kept, "the copy to go")
+
     @pytest.mark.parametrize("committed", [True, False])
     def test_the_catalog_is_asked_about_those_of_which_nothing_was_heard(self, pair: Room, committed: bool) -> None:
         segment = saved(pair, 1, LARGE)
@@ -93,7 +103,7 @@ class TestOfASave:
         pair.part(Copies, 1)._ask()
         report = pair.catalog.until(lambda: next((r for r in pair.catalog.reports if r.kept), None))
         assert report.kept == {save: (segment,)}
-        pair.catalog.settled[save] = committed
+        pair.catalog.settled[save] = (segment,) if committed else ()
         eventually(lambda: not pair.state(1).has_news, "the answer")
         pair.part(Copies, 1)._ask()
         eventually(lambda: not pair.state(1).unconfirmed(), "the answer")
