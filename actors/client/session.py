@@ -18,6 +18,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -39,7 +40,7 @@ from ..memory.counters import CounterView
 from ..memory.process import this_process
 from ..rpc.calls import Request
 from ..rpc.catalog_calls import CatalogCalls
-from ..rpc.catalog_messages import Declared, Page, Welcome
+from ..rpc.catalog_messages import Declared, Page, Renewed, Welcome
 from ..rpc.channel import Answer, Channel
 from ..rpc.closing import close_all
 from ..rpc.messages import catalog_name, planner_name, repositories
@@ -458,15 +459,24 @@ class Session:
             self._due = time.monotonic() + RENEW_S
         declared = self.requests.declared()
         failed = self._renew_at_shards(declared)
-        renewed = self.ask(CatalogCalls.renew(self.client, declared), RENEW_S)
+        renewed = self._renew_at_catalog(declared)
         if renewed.term != self._term or not renewed.known:
             self.pins.pin_again(RENEW_S)
             self._term = renewed.term
+            self._renew_at_catalog(declared)  # now it knows all pins
         if renewed.topology_version != self.topology.version:
             self.refresh()
         self.at_renewal()
         if failed is not None:
             raise failed
+
+    def _renew_at_catalog(self, declared: Declared) -> Renewed:
+        return self.ask(CatalogCalls.renew(self.client, replace(declared, pinned_in=self._term)), RENEW_S)
+
+    def _declare(self) -> Renewed:
+        """Tell the catalog which requests are open, and the term that knows all pins."""
+        declared = replace(self.requests.declared(), pinned_in=self._term)
+        return self.ask(CatalogCalls.renew(self.client, declared), RENEW_S)
 
     def _renew_at_shards(self, declared: Declared) -> TensorVineError | None:
         """Declare what is open to all shards that may have memory of this client; return why one did not answer."""

@@ -85,6 +85,9 @@ class Declared:
     open: tuple[int, ...]
     highest: int
     """The highest number that it has used."""
+    pinned_in: int = field(default=0, repr=False)
+    """The term of the catalog that knows all pins of the client; 0: none is known to. A new term frees nothing before
+    its clients say that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class Clients:
         with self._lock:
             self._context.lease.check()
             known = self._state.declare(client, declared.open, declared.highest, time.monotonic())
-            self._placement.renewed(client)
+            if declared.pinned_in == self._context.lease.number:
+                self._placement.renewed(client)
             renewed = Renewed(self._context.lease.number, self._context.topology.version, known)
         self._placement.settle()
         return renewed

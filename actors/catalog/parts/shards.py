@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ....store.catalog.orders import Ended
-from ....store.catalog.reports import Answered, Report, Sender
+from ....store.catalog.reports import Answered, Place, Report, Sender
 from ....store.errors import OperationTimeoutError, ShardUnavailableError, StorageError
 from ....store.holders import Request
 from ....store.segments.segment import File, SegmentId
@@ -64,6 +64,8 @@ class Shards:
         self._versions = versions
         self._saving: dict[Request, asyncio.Task[Committed]] = {}
         """Durable saves under way."""
+        self._places: dict[SegmentId, Place | None] = {}
+        """Where the segments lie of commits that are being decided."""
         context.followers.append(lambda effects: self._push(effects.published))
 
     @answers(KeeperCalls.present)
@@ -101,11 +103,11 @@ class Shards:
             if refusal is not None:
                 return Refused(*refusal)
             if not proposal.durable:
+                self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
                 records = self._context.decide(
                     lambda: self._state.decide_commit(draft, proposal.staged, time.time_ns())
                 )
                 committed = self._committed(proposal)
-                self._lines_note(proposal)
         if proposal.durable:
             committed = await self._saved(proposal, deadline)
         elif records:
@@ -132,12 +134,13 @@ class Shards:
         self._retaining.soon(answered[0].name)
         return Committed(*answered)
 
-    def _lines_note(self, proposal: Proposal) -> None:
-        """Note where the segments of a commit lie. With the lock held."""
-        for segment, staged in proposal.staged.items():
+    def _note_places(self) -> None:
+        """Note where the segments of a commit lie, before anybody is told of it. With the lock held."""
+        places, self._places = self._places, {}
+        for segment, place in places.items():
             known = self._state.references.get(segment)
             if known is not None:
-                known.place = staged.place
+                known.place = place
 
     async def _saved(self, proposal: Proposal, deadline: Deadline) -> Committed:
         """Carry a durable save out, once however often it is asked for."""
@@ -156,7 +159,8 @@ class Shards:
         await self._writer.save(self._durable, proposal.draft, proposal.staged, deadline)
         with self._lock:
             committed = self._committed(proposal)
-            self._lines_note(proposal)
+            self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
+            self._note_places()
         return committed
 
     @answers(KeeperCalls.watch)
@@ -201,6 +205,7 @@ class Shards:
 
     def _push(self, published: Sequence[object]) -> None:
         """Send new versions to the shards where clients wait for them. With the lock held."""
+        self._note_places()
         for ref in published:
             name = getattr(ref, "name", "")
             shards = self._lines.watchers(name)

@@ -25,7 +25,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def calm(room: CatalogRoom) -> None:
     """Have all clients known, so that the catalog frees what may be freed."""
-    room.ask(CatalogCalls.renew(CLIENT, Declared((), room.number)))
+    room.ask(CatalogCalls.renew(CLIENT, Declared((), room.number, room.real._context.lease.number)))
 
 
 def is_empty(room: CatalogRoom) -> bool:
@@ -60,7 +60,7 @@ def test_a_pinned_version_stays_until_its_pin_goes(tmp_path: Path) -> None:
         ref = room.saved(LARGE)
         query = room.request()
         assert room.ask(CatalogCalls.pin({Lease(query): ref})) == {}
-        room.ask(CatalogCalls.renew(CLIENT, Declared((query.number,), room.number)))
+        room.ask(CatalogCalls.renew(CLIENT, Declared((query.number,), room.number, room.real._context.lease.number)))
         room.retire(ref)
         assert room.read(ref) == [LARGE]
         room.ask(CatalogCalls.unpin([Lease(query)]))
