@@ -32,6 +32,7 @@ from tensorvine.actors.engine.sockets import lines
 from tensorvine.actors.memory import copying, memory, page_care
 from tensorvine.actors.rpc import lease
 from tensorvine.actors.shard import sweep
+from tensorvine.actors.shard.parts import copies
 from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.store.archive import opening
 from tensorvine.store.segments import page_plan
@@ -175,6 +176,7 @@ def _constants() -> list[tuple[Any, str, Any]]:
         (placement, "GRACE_S", 20.0),
         (journal, "GROWN_BYTES", 4096),
         (copying, "np", _Numpy()),
+        (copies, "ASK_S", 4.0),
         (launch, "SESSION_S", 6.0),
         (session, "RENEW_S", 1.5),
         (sweep, "SWEEP_S", 1.0),

@@ -49,6 +49,8 @@ COPY_S = 120.0
 @dataclass(slots=True)
 class _Sent:
     shards: set[int] = field(default_factory=set[int])
+    backups: tuple[int, ...] = ()
+    """Those of them that are named in the proposal."""
     segments: set[SegmentId] = field(default_factory=set[SegmentId])
 
 
@@ -93,6 +95,8 @@ class Copies:
                 backups = self._state.backups
                 missing = [shard for shard in backups if shard not in done]
                 if not missing:
+                    if save in self._at:
+                        self._at[save].backups = backups
                     return backups
                 staged = {s: segment for s, segment in self._state.staged(save).items() if s in named}
                 originals = {s: original_of(segment, self._segment_memory) for s, segment in staged.items()}
@@ -123,8 +127,10 @@ class Copies:
         Call it with the lock held; it waits for nobody.
         """
         sent = self._at.pop(save, _Sent())
-        kept = [segment for segment in sent.segments if segment in needed]
-        for shard in sent.shards if len(kept) < len(sent.segments) else ():
+        for shard in sent.shards:
+            kept = [segment for segment in sent.segments if segment in needed] if shard in sent.backups else []
+            if len(kept) == len(sent.segments):
+                continue
             try:
                 self._shards[shard].post(ShardCalls.drop_copies(save, kept))
             except TensorVineError as exc:

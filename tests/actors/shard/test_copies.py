@@ -96,6 +96,18 @@ class TestOfASave:
         pair.call(ShardCalls.commit(pair.handed(2, handed.blocks, names={base: [0]})))
         eventually(lambda: copied_bytes(pair) == kept, "the copy to go")
 
+    def test_a_backup_that_is_none_any_more_keeps_nothing(self, pair: Room) -> None:
+        pair.start(2, replicas=2)
+        pair.catalog.answers = lambda proposal: Refused("parent", "another one")
+        handed = pair.save(1, LARGE)
+        pair.call(ShardCalls.commit(handed))
+        assert copied_bytes(pair) > 0
+        pair.order(Backups((2,)), first=2)
+        pair.catalog.answers = pair.catalog.commits
+        pair.call(ShardCalls.commit(handed))
+        eventually(lambda: copied_bytes(pair) == 0, "the copy to go")
+        assert pair.content(handed.blocks[0].id, [0], shard=2) == [LARGE]
+
     @pytest.mark.parametrize("committed", [True, False])
     def test_the_catalog_is_asked_about_those_of_which_nothing_was_heard(self, pair: Room, committed: bool) -> None:
         segment = saved(pair, 1, LARGE)
