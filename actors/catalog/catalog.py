@@ -87,7 +87,7 @@ class Catalog:
         if not state.same_start:
             state.forget_shards(topology.shards)
         if manifests is not None:
-            until_read(lambda: manifests.read(topology.shards) and None, waits=again)
+            until_read(lambda: manifests.read(topology.shards), waits=again)
         state.effects = Effects()
         lock = threading.RLock()
         state.term = lease.number
@@ -113,7 +113,7 @@ class Catalog:
         lines = Lines(channels, context.term, lock, lambda shard: deploy.acknowledged(shard))
         durable = DurableSaves()
         redis_index = _open_redis(context) if config.redis is not None else None
-        posted = redis_index.shard_at if redis_index is not None else lambda shard, address: None
+        posted = redis_index.shard_at if redis_index is not None else _not_posted
         placement = Placement(context, lines, durable, posted)
         writer = ManifestWriter(context, archive, lines, placement.settle) if archive is not None else None
         retaining = Retaining(context, lines, disk.keep if disk is not None else None)
@@ -141,6 +141,10 @@ class Catalog:
             state.models_count,
             len(state.references),
         )
+
+
+def _not_posted(shard: int, address: tuple[str, int, str] | None) -> None:
+    """No-op where the repository has no Redis."""
 
 
 def _open_redis(context: CatalogContext) -> RedisIndex | None:
@@ -250,7 +254,7 @@ def _is_newest(best: Found | None, lease: Lease, archive: Archive | None, privat
     if not terms:
         return True
     last = max(terms)
-    reachable = {private} | ({archive.directory.uri} if archive is not None else set())
+    reachable = {private, *([archive.directory.uri] if archive is not None else [])}
     return best is not None and best.stream.term == last and terms[last] in reachable
 
 

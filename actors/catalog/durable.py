@@ -142,7 +142,7 @@ class ManifestWriter:
                 ready = [(ref, entry) for ref in self._ready() if (entry := self._state.live(ref)) is not None]
                 for _, entry in ready:
                     entry.written = True  # or may be, from now on
-                dead = [entry.header for ref, entry in self._state.ending.items() if entry.written]
+                dead = [entry.header for entry in self._state.ending.values() if entry.written]
             if not ready and not dead:
                 self._pause = LOOK_S if self.error is None else self._pauses.next()
                 return

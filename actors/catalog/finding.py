@@ -143,8 +143,8 @@ class Manifests:
         self._state = state
         self._bases: dict[tuple[SegmentId, int], tuple[SegmentId, int]] = {}
 
-    def read(self, shards: Sequence[int]) -> list[str]:
-        """Take what is new; return the names of all manifests.
+    def read(self, shards: Sequence[int]) -> None:
+        """Take what is new.
 
         Args:
             shards: those that may keep files.
@@ -177,7 +177,6 @@ class Manifests:
             log.error("catalog: %s: nothing is deleted: %s", shown(file), why)
         if new:
             log.info("catalog: read %d manifests, of %d", len(new), len(names))
-        return names
 
     def read_again(self, ref: ModelRef, shards: Sequence[int], lock: threading.RLock) -> Unreadable | None:
         """Try a manifest that could not be read; return why it still cannot be. Call it without the lock.

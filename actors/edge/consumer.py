@@ -352,7 +352,8 @@ class EdgeConsumer:
         received: dict[SegmentId, Received] = {}
         if not places.addresses:
             raise ShardUnavailableError(f"load of {ref}: expected shards in Redis; found none")
-        lacking, lost = dict(wanted), None
+        lacking: dict[SegmentId, dict[int, int]] = dict(wanted)
+        lost: ModelLostError | None = None
         for turn in range(len(places.addresses)):
             by_shard: dict[int, dict[SegmentId, dict[int, int]]] = {}
             for segment, slots in lacking.items():

@@ -102,17 +102,17 @@ class Shards:
             refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
             if refusal is not None:
                 return Refused(*refusal)
-            if not proposal.durable:
-                self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
-                records = self._context.decide(
-                    lambda: self._state.decide_commit(draft, proposal.staged, time.time_ns())
-                )
-                committed = self._committed(proposal)
-        if proposal.durable:
-            committed = await self._saved(proposal, deadline)
-        elif records:
-            await self._copies.secured(deadline)
+            committed = self._decided(proposal) if not proposal.durable else None
+        if committed is None:
+            return await self._saved(proposal, deadline)
+        await self._copies.secured(deadline)
         return committed
+
+    def _decided(self, proposal: Proposal) -> Committed:
+        """Make a version exist. Call it with the lock held."""
+        self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
+        self._context.decide(lambda: self._state.decide_commit(proposal.draft, proposal.staged, time.time_ns()))
+        return self._committed(proposal)
 
     async def _replicated(self, segments: Sequence[SegmentId], deadline: Deadline) -> None:
         """Wait until as many nodes have segments as there are to be."""
