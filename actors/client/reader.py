@@ -46,7 +46,7 @@ from ..transport.frames import Received, Slots
 from .catalog import Catalog
 from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
-from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
+from .fetch.transports import AUTO, REACH_S, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session
 
 PLANS = 256
@@ -100,7 +100,6 @@ _Offsets = Mapping[int, int] | Sequence[Offset]
 
 class _Held(dict[SegmentId, tuple[Block, np.ndarray]]):
     """Blocks that are locked, and are what they were said to be."""
-
 
 
 class Reader:
@@ -165,9 +164,7 @@ class Reader:
         with self._lock:
             self._told[located.header.ref] = located
 
-    def mapped(
-        self, entries: Mapping[str, TensorEntry], places: Mapping[SegmentId, Location]
-    ) -> dict[str, np.ndarray]:
+    def mapped(self, entries: Mapping[str, TensorEntry], places: Mapping[SegmentId, Location]) -> dict[str, np.ndarray]:
         """Return those of these tensors that lie in mapped memory, or whose bytes are here, without a message.
 
         Args:
@@ -301,9 +298,16 @@ class Reader:
         try:
             return self._fetcher.carried(far, where, wish)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
-            present = all(self._session.connections.present(where[entry.segment]) for entry in far.values())
-            if wish.transport != AUTO or present or wish.deadline.passed or isinstance(exc, EngineStoppedError):
+            if wish.transport != AUTO or wish.deadline.passed or isinstance(exc, EngineStoppedError):
                 raise
+            for shard in {where[entry.segment] for entry in far.values()}:
+                self._check_answers(shard, wish)
+            raise
+
+    def _check_answers(self, shard: int, wish: Wish) -> None:
+        try:
+            self._session.connection(shard, wish.deadline.sooner(REACH_S))
+        except (ShardUnavailableError, OperationTimeoutError) as exc:
             raise _AwayError(str(exc)) from exc
 
     def _blocks(self, wanted: Slots, places: Mapping[SegmentId, Location], wish: Wish) -> dict[SegmentId, Block]:

@@ -264,9 +264,7 @@ class Session:
         self.nodes[shard] = hello.node
         return self.connections.add(hello, near=hello.node == self.node)
 
-    def call(
-        self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S, incarnation: int = 0
-    ) -> _R:
+    def call(self, shard: int, request: Request[_R], timeout: float = CONTROL_TIMEOUT_S, incarnation: int = 0) -> _R:
         """Call a shard and wait; a request that may be repeated is, while the shard is restarting.
 
         Args:

@@ -22,7 +22,6 @@ from ..shard.calls import ShardCalls
 from .lineage import Lineage
 from .session import Session
 
-
 AGAIN_S = (0.05, 1.0)
 """Shortest and longest pause before the catalog is asked again where segments are."""
 

@@ -160,7 +160,7 @@ def client(repository: Repository) -> Iterator[Repository]:
 
 
 def pins(repository: Repository) -> int:
-    return sum(shard.pins for shard in repository.stats().shards)
+    return repository.stats().catalog.pins
 
 
 @pytest.mark.parametrize(

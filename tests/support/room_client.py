@@ -44,7 +44,7 @@ class Wire:
                 try:
                     found = answering(method, *arguments)
                 except KeyError:
-                    return answered(error=ShardUnavailableError(f"{message}: expected the actor to run; it starts again"))
+                    return answered(error=ShardUnavailableError(f"{message}: the actor starts again"))
                 if message not in self.losing:
                     return found
                 self.losing.discard(message)

@@ -251,9 +251,7 @@ def test_no_segment_is_made_of_what_is_still_being_filled(near: Near) -> None:
     save = Save("client", 3)
     (offset,) = near.memory.grant(save, [LENGTH])
     part, blocks = Part(offset, LENGTH), [Filled((0, 9), Part(offset, LENGTH), (LENGTH,))]
-    unended = pytest.raises(
-        ShardUnavailableError, match=r"expected .* to be complete; another process still fills it"
-    )
+    unended = pytest.raises(ShardUnavailableError, match=r"expected .* to be complete; another process still fills it")
     with near.memory.filling([part], save), near.memory.filling([part], save), unended:
         near.memory.adopt(save, os.getpid(), blocks)
     near.memory.adopt(save, os.getpid(), blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -19,6 +20,7 @@ from tensorvine.actors.client.fetch.transports import ObjectStoreTransport, Sock
 from tensorvine.actors.client.reader import Reader
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.transport.frames import Received, Slots
 from tensorvine.store import KeepLast, Layer, ModelGraph, Quantize
@@ -31,10 +33,12 @@ from tensorvine.store.errors import (
     StorageError,
     TensorNotFoundError,
 )
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 
 from tests.support.far import connect_from_afar
+from tests.support.waiting import eventually
 
 TRANSPORTS = ["shared", "socket", "object_store", "gloo", "files"]
 CARRYING = ["socket", "object_store"]
@@ -328,9 +332,9 @@ class TestFarReader:
     @pytest.mark.parametrize("transport", [*CARRYING, "gloo"])
     def test_a_corrupted_byte_is_refused(self, repo: Repository, far: Repository, name: str, transport: str) -> None:
         repo.save(name, {"a": np.zeros(50_000), "b": np.ones(50_000)})
-        home = repo._session.near(name)
         assert far._reader.fetch(name, transport=transport, verify=True)
         ((segment, slots),) = slots_of_model(repo, name).items()
+        home = shard_of(repo, name, segment)
         blocks = repo._session.call(home, ShardCalls.blocks({segment: slots}))
         part: Part = blocks[segment].handle
         view = repo._session.connection(home).view
@@ -362,7 +366,7 @@ class TestFarReader:
         self, repo: Repository, far: Repository, name: str
     ) -> None:
         repo.save(name, TENSORS)
-        events = iter([lambda: (repo.save(name, {"w": np.ones(3)}, inherit=None), repo.retire(f"{name}@1"))])
+        events = iter([lambda: (repo.save(name, {"w": np.ones(3)}, inherit=None), free(repo, f"{name}@1"))])
         with reader_of(far, Then(far, lambda: next(events, lambda: None)())) as reader:
             loaded = reader.fetch(name)
         assert (loaded.ref.version, list(loaded.arrays)) == (2, ["w"])
@@ -371,7 +375,7 @@ class TestFarReader:
         self, repo: Repository, far: Repository, name: str
     ) -> None:
         repo.save(name, TENSORS)
-        transport = Then(far, lambda: repo.retire(f"{name}@1"))
+        transport = Then(far, lambda: free(repo, f"{name}@1"))
         with reader_of(far, transport) as reader, pytest.raises(ModelNotFoundError, match=name):
             reader.fetch(f"{name}@1")
 
@@ -551,13 +555,32 @@ class TestFiles:
         changed = {n: np.full(30_000, i + 10 * (n != "a")) for i, n in enumerate("abcd")}
         plain.save(name, changed, durability="disk")
         assert plain.load(first, transport="files")["d"][0] == 3
+        before = set((folder / "segments").iterdir())
         plain.retire(first)
-        deadline = time.monotonic() + 60
-        while not any(".1.arrow" in file.name for file in (folder / "segments").iterdir()):
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.05)
+        eventually(lambda: set((folder / "segments").iterdir()) - before, "its file is written anew")
         plain._reader.close()
         assert equal(plain.load(name, transport="files"), changed)
+
+
+def shard_of(repo: Repository, name: str, segment: SegmentId) -> int:
+    """Return the shard that has a segment of the latest version of a name."""
+    return repo._session.ask(CatalogCalls.locate(repo._session.client, name, None, None)).places[segment][0]
+
+
+def free(repo: Repository, model: str) -> None:
+    """Retire a version of which no other one has anything, and wait until its bytes are gone."""
+    ref = ModelRef.parse(model)
+    places = repo._session.ask(CatalogCalls.locate(repo._session.client, ref.name, ref.version, None)).places
+    repo.retire(model)
+
+    def is_gone(segment: SegmentId, shard: int) -> bool:
+        with contextlib.suppress(ModelLostError):
+            repo._session.call(shard, ShardCalls.blocks({segment: [0]}))
+            return False
+        return True
+
+    for segment, (shard, _) in places.items():
+        eventually(lambda segment=segment, shard=shard: is_gone(segment, shard), "its bytes are gone")
 
 
 def slots_of_model(repo: Repository, name: str) -> dict[SegmentId, list[int]]:

@@ -19,10 +19,10 @@ import numpy as np
 import psutil
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.client.requests import Numbered
 from tensorvine.actors.client.save import offer as module
 from tensorvine.actors.client.save.offer import Offer
 from tensorvine.actors.client.save.upload import Upload, _Block
-from tensorvine.actors.client.requests import Numbered
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.memory.memory import MemoryView
 from tensorvine.actors.shard.calls import ShardCalls

@@ -35,8 +35,8 @@ def start(server: RedisServer, **options: Any) -> Repository:
 
 
 def name_at(repo: Repository, shard: int) -> str:
-    """Return a name whose home is `shard`."""
-    return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{i}") == shard)
+    """Return a name that is saved in `shard`."""
+    return next(n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard)
 
 
 def kill_shard(repo: Repository, shard: int) -> None:

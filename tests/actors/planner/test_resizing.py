@@ -184,7 +184,7 @@ def test_a_drain_that_takes_too_long_is_given_up() -> None:
 def test_a_drain_without_room_is_not_begun() -> None:
     cluster, resizing = made(0, 1)
     cluster.held = {0: stats(0, 60), 1: stats(1, 50)}
-    with pytest.raises(StoreFullError, match="drain of shard 1: expected 50 B of free memory .* found 40 B"):
+    with pytest.raises(StoreFullError, match=r"drain of shard 1: expected 50 B of free memory .* found 40 B"):
         resizing.scale(1, timeout=60.0)
     assert cluster.topology.leaving == ()
 

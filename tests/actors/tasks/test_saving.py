@@ -86,7 +86,8 @@ def own(client: Client, name: str) -> Iterator[Repository]:
 def nothing_staged(repository: Repository) -> bool:
     """Tell whether a save left neither bytes nor pins; a shard that has just been killed has none."""
     try:
-        return not any(s.bytes_staged or s.pins for s in repository.stats().shards)
+        stats = repository.stats()
+        return not (stats.catalog.pins or any(s.bytes_staged for s in stats.shards))
     except ShardUnavailableError:
         return False
 

@@ -394,7 +394,7 @@ class TestConsumer:
             eventually(follows, "the one that died follows again")
         for ref in own.models(name):
             own.retire(ref)
-        eventually(lambda: own.stats().shards[0].pins == 0, "no pin is left", timeout=PROMPT_S)
+        eventually(lambda: own.stats().catalog.pins == 0, "no pin is left", timeout=PROMPT_S)
 
     def test_answers_go_on_while_the_shard_is_gone_and_updates_after_it(self, own, name):
         own.save(name, tensors(1))
