@@ -1,8 +1,8 @@
 """Short calls within a node and between two nodes, by socket and by a Ray handle.
 
 Rules
-- The call changes nothing and returns a few bytes (`is_short` of the shard); both ways reach the same method. The floor is
-  one byte there and back between two processes, over a Unix socket or over TCP.
+- The call changes nothing and returns a few bytes (`is_short` of the shard); both ways reach the same method. The floor
+  is one byte there and back between two processes, over a Unix socket or over TCP.
 - Calls that follow one another find warm caches. Calls after a pause of 0.2 s, as of a search or a training, do not.
   The pause is not timed.
 - The small save is a user's call. It has no peer here: `growth` and `save_load` compare saves with others.

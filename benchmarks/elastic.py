@@ -22,6 +22,7 @@ from .core.measure import GIB, MIB, copy_floor, expect, progress, sample, timed,
 from .core.report import Effort, Goal, Report
 
 PEER, FLOOR = "a new repository, all copied", "one warm memory copy of what moved"
+READ_GOAL_S = 1.0
 STEADY_S, STEADY_REQUESTS = 2.0, 50
 """Time of traffic before a change, and requests of each process in it at least."""
 SCALE_TIMEOUT_S, REQUEST_S, LAYERS, SAVED_BYTES = 300.0, 60.0, 8, 4096

@@ -168,7 +168,6 @@ def between(engine: str, warmup: int, turns: int) -> Iterator[Times]:
         expect(
             sum(node == session.node for node in nodes.values()) == 1, "engines", f"one shard on each node in {nodes}"
         )
-        shard = next(shard for shard, node in nodes.items() if node != session.node)
         actions: dict[str, Action] = {SMALL_SAVE: small_saves(repo), BYTE: byte}
         for turn in range(warmup + turns):
             found = _times(actions, 30 if turns > 1 else 2)

@@ -101,7 +101,8 @@ class Deployment:
 
         Args:
             name: Name of the repository. Its actors are named `NAME/catalog`, `NAME/planner`, `NAME/shard-0`, ... in
-                the namespace `tensorvine`. None means `"default"`. The name is required to join another user's repository.
+                the namespace `tensorvine`. None means `"default"`. The name is required to join another user's
+                repository.
             shards: Number of shards. None means one shard per node, also after nodes join or leave.
             path: Directory or URI (`s3:`, `gs:`, `abfs:`, `hdfs:`, or `fsspec+SCHEME:`) where versions are stored on
                 disk. Versions that are already stored there are restored. Every node must have access to this path.
@@ -309,8 +310,8 @@ class Deployment:
         """Change the number of shards while loads and saves continue. No data is lost.
 
         New shards receive tensors of the other shards later, in the background, if that balances the use of memory. A
-        draining shard copies its tensors to the other shards. Shards drain one at a time. Shards on nodes that are leaving the
-        cluster drain first. New shards start on the nodes with the fewest shards.
+        draining shard copies its tensors to the other shards. Shards drain one at a time. Shards on nodes that are
+        leaving the cluster drain first. New shards start on the nodes with the fewest shards.
 
         Args:
             shards: The new number of shards. None means one shard per node, also after nodes join or leave.

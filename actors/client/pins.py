@@ -6,8 +6,8 @@ Rules
   again until the catalog has answered.
 - A catalog of a new term has no pins, nor has one whose session of this client has run out. The session's thread then
   pins again what still lives, and a match on what was retired meanwhile raises from then on. Both are logged.
-- The owner of a pin may become garbage at any moment. The callback is the queue's `put`, which is C code: no exception of
-  a signal handler interrupts it.
+- The owner of a pin may become garbage at any moment. The callback is the queue's `put`, which is C code: no exception
+  of a signal handler interrupts it.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ def _selection(
 
 
 def _block_of(location: Location, slots: Mapping[int, int]) -> Block | None:
-    """Return where a segment's block is said to lie; None: in no shared memory, or it is not known where the slots start.
+    """Return where a segment's block is said to lie; None: in no shared memory, or where its slots start is not known.
 
     Args:
         location: of the segment.

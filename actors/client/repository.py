@@ -1,8 +1,8 @@
 """The repository as users see it: the models in it. How it is started and ends is `deployment`.
 
 Rules
-- A `Repository` is one client. It may be used by several threads, whose saves are carried out side by side, those of each
-  in its order. A save whose call ends by an exception commits nothing afterwards.
+- A `Repository` is one client. It may be used by several threads, whose saves are carried out side by side, those of
+  each in its order. A save whose call ends by an exception commits nothing afterwards.
 - Every wait has a timeout, in seconds, and every error is of the one tree in `store.errors`.
 """
 
@@ -70,7 +70,8 @@ class Repository(Deployment):
     end of a `with` block, disconnects the client, and stops the repository if this client started the repository.
 
     Several threads can share one client. Their saves run in parallel; the saves of one thread are performed in the
-    order of the calls. Only the process that created a client can use the client: in a forked child process, the methods raise `ClosedError`.
+    order of the calls. Only the process that created a client can use the client: in a forked child process, the
+    methods raise `ClosedError`.
 
     Methods that expect a version accept `"name@3"`, `"name"` for the latest live version, a `ModelRef`, or an object
     whose attribute `ref` is a `ModelRef`, such as `Saved`. Timeouts are in seconds.

@@ -1,8 +1,8 @@
-"""The numbers of one client's requests: saves, queries and retirements (docs/design/catalog.md, *numbered*, *declared*).
+"""The numbers of one client's requests: saves, queries, retirements (docs/design/catalog.md, *numbered*, *declared*).
 
 Rules
-- A number is open as long as its `Numbered` is referred to and was not ended. So no exception, at whatever point, leaves
-  one open: what is declared next ends it, with its pins, its memory and what it staged.
+- A number is open as long as its `Numbered` is referred to and was not ended. So no exception, at whatever point,
+  leaves one open: what is declared next ends it, with its pins, its memory and what it staged.
 - A `Numbered` may become garbage at any moment. The callback is a deque's `append`, which is C code: no exception of a
   signal handler interrupts it.
 """

@@ -1,7 +1,8 @@
 """A client's session: its calls of the catalog and the shards, and its heartbeat.
 
 Rules
-- Calls that may be repeated are repeated until their timeout while the catalog or a shard restarts; others fail at once.
+- Calls that may be repeated are repeated until their timeout while the catalog or a shard restarts; others fail at
+  once.
 - A session lasts as long as its heartbeat. One thread per client renews it, which declares the numbers of its open
   requests, and looks after its `pins`; it starts with the first request that has a number and ends with `close`.
 - After a catalog was away, its clients come back at moments of their own (`JITTER_S`).
@@ -193,7 +194,7 @@ class Session:
     # ---- the version page -----------------------------------------------------------------------------
 
     def counter_of(self, name: str) -> int | None:
-        """Return, without a message, the counter of a name on the version page; None: it is not mapped, or does not hold."""
+        """Return, without a message, the counter of a name on the version page; None: it cannot be seen."""
         page = self._page
         return page.value_of(name) if page is not None else None
 

@@ -2,8 +2,8 @@
 
 Rules
 - A save counts for its caller until the call that asked for it returns. Where that call ends by an exception, the save
-  is given up: it commits nothing afterwards. One that another thread is committing just then is waited for; the caller's
-  own thread asks what became of it (`Saver`).
+  is given up: it commits nothing afterwards. One that another thread is committing just then is waited for; the
+  caller's own thread asks what became of it (`Saver`).
 - A timeout of `staged` or `committed` ends only the wait.
 - No waiting thread can block the thread that carries the save out, whatever a signal handler raises in it. So there is
   no `threading.Event` here: an exception in the middle of its `wait` can leave its lock taken for good.

@@ -1,8 +1,8 @@
 """The saves of one client: checked, staged where the caller does not wait, and carried out.
 
 Rules
-- A save whose caller waits is carried out by the caller's thread, so threads save side by side. It is queued where saves
-  are waiting that did not: those of one thread come in their order.
+- A save whose caller waits is carried out by the caller's thread, so threads save side by side. It is queued where
+  saves are waiting that did not: those of one thread come in their order.
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries queued saves out, in their order. For a few seconds after each, and at first

@@ -228,7 +228,7 @@ class Upload:
     # ---- within ---------------------------------------------------------------------------------------
 
     def _connected(self, nbytes: int) -> Connection:
-        """Return the connection to the shard, if that ever has room for so many bytes, and is the one that was filled."""
+        """Return the connection to the shard, if that may have room for so many bytes, and was not started again."""
         connection = self._session.connection(self.shard, self._deadline)
         hello = connection.hello
         if nbytes > hello.capacity:
