@@ -20,6 +20,7 @@ from .placement import Placement
 log = logging.getLogger(__name__)
 
 SWEEP_S, STEP_S, JOURNAL_S = 0.5, 0.1, 1.0
+BALANCE_S = 1.0
 ORPHANS_S = 60.0
 READ_FIRST_S, READ_LAST_S = 0.25, 60.0
 
@@ -54,6 +55,7 @@ class Care:
         self._orphans_at = Deadline.after(ORPHANS_S)
         Ticker("sweep", "catalog", lambda: SWEEP_S, self._sweep)
         Ticker("drains", "catalog", lambda: STEP_S if context.topology.leaving else SWEEP_S, deploy.step)
+        Ticker("balance", "catalog", lambda: BALANCE_S, placement.balance)
         Ticker("journals", "catalog", lambda: JOURNAL_S, self._renew_journal)
         if manifests is not None:
             Ticker("path", "catalog", lambda: READ_FIRST_S, self._look_at_path)

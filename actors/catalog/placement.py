@@ -35,6 +35,8 @@ GRACE_S = 60.0
 """How long a new term waits for clients to renew before it frees anything."""
 COPY_AGAIN_S = 15.0
 """When a copy that was ordered and not reported is ordered again."""
+MOVED_BYTES = 16 << 20
+"""Bytes that move at a time to balance memory; a shard with less gives nothing."""
 RECORD_AT_ONCE = 1024
 """Segments in one record."""
 
@@ -85,6 +87,10 @@ class Placement:
         """Files that nothing needed at the last look."""
         self._copying: dict[tuple[int, SegmentId], float] = {}
         """(shard, segment) of copies that were ordered -> when to order them again."""
+        self._moving: dict[SegmentId, tuple[int, int]] = {}
+        """Segments that move to balance memory: from where, and to where."""
+        self._moves_end = Deadline.after(0.0)
+        """When moves that are not done are given up."""
         self.orphans = 0
         """Files that nothing needs, at the last look."""
         context.on_freed = self._freed
@@ -465,6 +471,56 @@ class Placement:
             self._copying.update(dict.fromkeys(((target, s) for s in new), now + COPY_AGAIN_S))
             self._lines.order(target, Copy(source, new))
 
+    def balance(self) -> None:
+        """Move segments to a shard that has less than half of the mean in memory, from the one that has most.
+
+        A few at a time: the next look goes on. Segments of which there is more than one copy stay, and so do those in
+        files, which leave the memory by themselves. Call it without the lock.
+        """
+        with self._lock:
+            self._finish_moves()
+            lines = [line for line in self._lines.all() if line.shard in self._context.topology.staying]
+            if self._moving or len(lines) < 2 or not self.may_free or not self._context.lease.holds:
+                return
+            least, most = min(lines, key=_allocated), max(lines, key=_allocated)
+            mean = sum(map(_allocated, lines)) / len(lines)
+            if least.allocated >= mean / 2 or most.allocated < MOVED_BYTES:
+                return
+            there = [
+                (segment, known)
+                for segment, known in self._references.items()
+                if known.copies == (most.shard,) and known.keeper == most.shard and known.file is None
+            ]
+            if not there:
+                return
+            wanted = min((most.allocated - least.allocated) // 2, MOVED_BYTES)
+            count = max(1, wanted * len(there) // max(most.allocated, 1))
+            self._moving = {segment: (most.shard, least.shard) for segment, _ in there[:count]}
+            slots = {segment: tuple(known.live()) for segment, known in there[:count]}
+            self._order_copies(least.shard, most.shard, slots)
+            self._moves_end = Deadline.after(COPY_AGAIN_S)
+
+    def _finish_moves(self) -> None:
+        """Let the targets of moves keep what they have by now, and free it where it was."""
+        changes: dict[SegmentId, _Change] = {}
+        takes: dict[int, dict[SegmentId, File | None]] = {}
+        frees: dict[int, dict[SegmentId, tuple[int, ...]]] = {}
+        for segment, (source, target) in list(self._moving.items()):
+            known = self._references.get(segment)
+            if known is None or known.keeper != source or self._moves_end.passed:
+                del self._moving[segment]
+            elif target in known.copies:
+                del self._moving[segment]
+                file = known.file.file(segment) if known.file is not None else None
+                changes[segment] = target, tuple(shard for shard in known.copies if shard != source), known.file
+                takes.setdefault(target, {})[segment] = file
+                frees.setdefault(source, {})[segment] = tuple(range(len(known.counts)))
+        self._decide(changes)
+        for source, slots in frees.items():
+            self._lines.order(source, Yield(tuple(slots)), Free(slots))
+        for target, files in takes.items():
+            self._lines.order(target, Take(files))
+
     def gone(self, shard: int) -> None:
         """Note that a shard is no more: what was only there is missing. Call it with the lock held."""
         self._lines.close(shard)
@@ -535,6 +591,10 @@ class Placement:
             slots = len(known.counts) if known is not None else 0
             found.append((segment_bytes(segment), slots, keeper, copies, file))
         return Placed(tuple(found))
+
+
+def _allocated(line: Line) -> int:
+    return line.allocated
 
 
 def _is_used(known: Known, slot: int) -> bool:

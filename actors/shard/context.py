@@ -70,7 +70,7 @@ class ShardContext:
     @property
     def sender(self) -> Sender:
         """This shard, as it asks the present term of the catalog. Read it with the lock held."""
-        return Sender(self.index, self.state.incarnation, self.state.term)
+        return Sender(self.index, self.state.incarnation, self.state.term, self.state.totals.allocated)
 
 
 def open_context(engine: Engine, config: ShardConfig) -> ShardContext:

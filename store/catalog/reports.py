@@ -127,3 +127,5 @@ class Sender:
     shard: int
     incarnation: int
     term: int
+    allocated: int | None = None
+    """Bytes of its memory in use; None: as it said last."""

@@ -199,6 +199,8 @@ class Shards:
             raise ShardUnavailableError(
                 f"shard {sender.shard}: expected a report to term {self._context.lease.number} first"
             )
+        if sender.allocated is not None:
+            line.allocated = sender.allocated
         if not line.reported:
             raise OperationTimeoutError(f"shard {sender.shard}: expected its report to be taken")
         return line

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tensorvine.actors.catalog import placement
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Declared
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, TensorVineError
@@ -205,3 +206,16 @@ def test_a_path_that_fails_moves_the_journal_to_this_node(tmp_path: Path) -> Non
         moved.rename(folder)
         room.start_catalog()
         assert room.ask(CatalogCalls.models("")) == [ModelRef("m", 1), ref]
+
+
+def test_a_shard_that_joins_takes_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MOVED_BYTES", 2 * len(LARGE))
+    with catalog_room(tmp_path / "private", 1) as room:
+        calm(room)
+        refs = [room.saved(bytes([number]) + LARGE[1:]) for number in range(8)]
+        room.ask(CatalogCalls.grow(1))
+        room.start(1)
+        room.saved(LARGE, shard=0)
+        until(lambda: room.state(1).totals.allocated > 0 and len(list(room.state(0).segments())) < 9)
+        assert [room.read(ref)[0][0] for ref in refs] == list(range(8))
+        room.ask(CatalogCalls.check())
