@@ -33,6 +33,7 @@ from ...store.errors import (
     ShardUnavailableError,
     TensorMismatchError,
     TensorNotFoundError,
+    without_frames,
 )
 from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.arena import Part
@@ -214,7 +215,7 @@ class Reader:
                 if not pauses.wait(wish.deadline):
                     if isinstance(exc, ShardUnavailableError):
                         raise
-                    raise ModelLostError(f"{located.header.ref} is lost in part: {exc}") from exc
+                    raise ModelLostError(f"{located.header.ref} is lost in part: {exc}") from without_frames(exc)
 
     # ---- without a message ----------------------------------------------------------------------------
 

@@ -305,6 +305,17 @@ class Session:
         if shard not in self.topology.shards:
             raise MovedError(f"shard {shard} has left the repository", self.topology.version) from error
 
+    def moved(self, shard: int | None, what: str, deadline: Deadline) -> None:
+        """Learn the topology, in which a shard that takes nothing more drains or has left, before another try.
+
+        Raises:
+            OperationTimeoutError: there is no time for one; names `what`.
+        """
+        deadline.left_for(what)
+        self.refresh()
+        if shard is None or self.is_staying(shard):  # not yet, as far as the catalog says
+            self._closing.wait(RETRY_S[0])
+
     def call_each(self, requests: Mapping[int, Request[_R]], timeout: float) -> list[_R]:
         """Call several shards at once, each as `call` does, and wait for all answers."""
         deadline = Deadline.after(timeout)
@@ -372,8 +383,11 @@ class Session:
                 if isinstance(exc, RepositoryNotFoundError) and self.stopped:
                     raise
                 pause = pauses.next() * _CHANCE.uniform(0.5, 1.0)
-                if not request.remote.repeatable or pause > deadline.left() or self._closing.wait(pause):
-                    raise
+                sent = not isinstance(exc, RepositoryNotFoundError)
+                if (sent and not request.remote.repeatable) or pause > deadline.left() or self._closing.wait(pause):
+                    if sent:
+                        raise
+                    raise ShardUnavailableError(str(exc)) from exc
                 log.debug("client %s: calling %s again: %s", self.client, request.remote.name, exc)
                 before = without_frames(exc)
 

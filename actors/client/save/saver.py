@@ -24,6 +24,7 @@ from ....store.errors import (
     ShardUnavailableError,
     StoreFullError,
     TensorVineError,
+    without_frames,
 )
 from ....store.graphs.graph import ModelGraph
 from ....store.holders import Lease
@@ -111,15 +112,15 @@ class Saver:
         Raises:
             TensorVineError: see `Repository.save`; nothing of the save remains.
         """
-        try:
-            return self._save(request, pending, staged, upload, rereads)
-        except MovedError:
-            if not rereads:
-                raise ShardUnavailableError(
-                    f"save of {request.name!r}: expected its shard to stay; it has left the repository"
-                ) from None
-        # Memory of a shard that has drained and ended is mapped as long as the copies there are.
-        return self._save(request, pending, staged, None, rereads)
+        while True:
+            try:
+                return self._save(request, pending, staged, upload, rereads)
+            except MovedError as exc:
+                what = f"save of {request.name!r}"
+                if not rereads:
+                    raise ShardUnavailableError(f"{what}: expected its shard to stay; {exc}") from without_frames(exc)
+                self._session.moved(self._filled, what, request.deadline)
+            upload = None  # memory of a shard that has ended is mapped as long as the copies there are
 
     def _save(
         self,
@@ -230,8 +231,8 @@ class Saver:
                     request.bring(upload.allocate(plan.written), deadline)
                 else:
                     upload.write(plan.written)
-            except MovedError:  # it has left
-                deadline.left_for(what)
+            except MovedError:
+                self._session.moved(near, what, deadline)
                 continue
             self._filled = near
             return upload
@@ -323,6 +324,7 @@ class Saver:
             except MovedError:
                 if upload.incarnation:
                     raise
+                self._session.moved(upload.shard, what, request.deadline)
             upload.shard = self._session.near(request.name, request.deadline)
 
 
