@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -19,11 +18,9 @@ import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.rpc.calls import Request
-from tensorvine.actors.rpc.messages import actor_name, planner_name
-from tensorvine.actors.shard.disk import care
+from tensorvine.actors.rpc.messages import actor_name, catalog_name
 from tensorvine.store import Delta, ModelRef, Shuffle, Zstd
 from tensorvine.store.errors import (
-    CorruptDataError,
     ModelLostError,
     ModelNotFoundError,
     OperationTimeoutError,
@@ -117,7 +114,7 @@ class TestEverythingKilled:
             for shard in (0, 1):
                 hold_disk(repo, shard, tmp_path / "never", after=1)
             refs = [repo.save(name, {"t": weights(MIB // 4, n)}).ref for n in range(4) for name in ("m", "n", "o")]
-            for name in (*(actor_name(repo.name, shard) for shard in (0, 1)), planner_name(repo.name)):
+            for name in (*(actor_name(repo.name, shard) for shard in (0, 1)), catalog_name(repo.name)):
                 repo.engine.kill(name)
             reached = set(manifests(tmp_path))
             repo.leave()  # who closes waits for what waits for the disk, and here nobody answers
@@ -200,27 +197,8 @@ class TestShardKilled:
         for ref in (child, again):
             repo.retire(ref)
         # where the lost version's segment was written before the kill, it goes as an orphan: after two looks
-        eventually(lambda: segments(tmp_path) == [], "nothing left on disk", timeout=4 * care.LOOK_S)
+        eventually(lambda: segments(tmp_path) == [], "nothing left on disk", timeout=240.0)
         check(repo)
-
-    def test_a_flush_says_that_one_died_before_it_answered(
-        self, shared: Repository, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The incarnation that was to answer had what was saved; the next one knows of nothing that waits."""
-        repo = shared
-        broadcast, asked = repo._session.broadcast, list[object]()
-
-        def killing_first(call: object, *arguments: object, **options: object) -> object:
-            asked.append(call)
-            if len(asked) == 1:
-                kill_shard(repo, 0)
-            return broadcast(call, *arguments, **options)
-
-        monkeypatch.setattr(repo._session, "broadcast", killing_first)
-        with pytest.raises(ShardUnavailableError, match=r"these were restarted meanwhile: \[0\]"):
-            repo.flush()
-        assert len(asked) == 3
-        repo.flush()
 
     def test_one_that_starts_again_waits_for_its_disk(self, shared: Repository, place: Path) -> None:
         repo = shared
@@ -256,30 +234,6 @@ class TestShardKilled:
         repo.flush()
         repo.retire(base)
         assert same(repo.load(ref), tensors(1))
-        assert repo.verify() == []
-
-    def test_a_manifest_that_cannot_be_read_when_it_starts_again_is_not_lost(
-        self, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        base = repo.save(name_at(repo, 1), {"p": weights(MIB // 4, 7)}, durability="disk").ref
-        given = {**tensors(1), "p": weights(MIB // 4, 7)}
-        ref = repo.save(name_at(repo, 0), given, parent=base, durability="disk").ref
-        repo.retire(base)
-        before, manifest, apart = segments(tmp_path), tmp_path / "manifests" / f"{ref}.arrow", tmp_path / "apart"
-        manifest.rename(apart)
-        monkeypatch.chdir(manifest.parent)  # a socket's path must be short
-        with socket.socket(socket.AF_UNIX) as blocked:
-            blocked.bind(manifest.name)
-        kill_shard(repo, 0)
-        eventually(lambda: answers(repo), "the shard is back")
-        with pytest.raises(CorruptDataError, match=f"{ref}: {manifest}: expected a regular file; found a socket"):
-            repo.load(ref)
-        assert [s.manifests_unread for s in repo.stats().shards] == [1, 0]
-        check(repo)
-        assert segments(tmp_path) == before
-        apart.rename(manifest)
-        eventually(lambda: ref in repo.models(), "it can be read again")
-        assert same(repo.load(ref), given)
         assert repo.verify() == []
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit", "retire"])
@@ -338,28 +292,6 @@ class TestShardKilled:
         again = repo.save(name, given, durability="disk").ref
         assert same(repo.load(again), given)
         assert again.version > max((ref.version for ref in found), default=0)
-
-    def test_what_reaches_the_disk_while_a_shard_starts_again_is_known_to_its_next_life(
-        self, shared: Repository, place: Path
-    ) -> None:
-        """That life has read all manifests when the one that names its segment is written."""
-        repo = shared
-        parent, name, gate = name_at(repo, 1, "parent"), name_at(repo, 0, "child"), place / "gate"
-        base = repo.save(parent, {"p": weights(MIB // 4, 7)}, durability="disk").ref
-        waits = hold_disk(repo, 0, gate)
-        given = {"t": weights(MIB // 2, 1), "p": weights(MIB // 4, 7)}
-        hidden = place / "hidden"
-        pending = repo.save_async(name, given, parent=base, durability="disk", timeout=60)
-        eventually(waits.exists, "its manifest is due")
-        (place / "manifests" / f"{base.name}@1.arrow").rename(hidden)  # else the base's tells of the segment
-        kill_shard(repo, 1)
-        eventually(lambda: answers(repo), "the shard is back")
-        hidden.rename(place / "manifests" / f"{base.name}@1.arrow")
-        gate.touch()
-        made = pending.committed(60).ref
-        assert same(repo.load(made), given)
-        repo.retire(made)
-        assert repo.verify() == []
 
 
 class TestPlannerKilled:

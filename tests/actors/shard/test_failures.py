@@ -24,8 +24,8 @@ from tensorvine.actors.client.session import Session
 from tensorvine.actors.engine.engine import Engine, Lifetime
 from tensorvine.actors.engine.groups import group
 from tensorvine.actors.memory.process import ProcessId, pid_namespace
-from tensorvine.actors.rpc.calls import Request
-from tensorvine.actors.rpc.messages import Beginning
+from tensorvine.actors.rpc.calls import Request as Call
+from tensorvine.actors.rpc.catalog_messages import Declared
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import (
@@ -36,10 +36,11 @@ from tensorvine.store.errors import (
     StoreFullError,
     TensorVineError,
 )
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Request
 
 from tests.support.actors import joining, restart_planner
 from tests.support.asking import ask
+from tests.support.disk import name_at
 from tests.support.processes import stand_still
 from tests.support.waiting import PROMPT_S, eventually
 
@@ -50,11 +51,6 @@ BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.floa
 def repo(cluster: object) -> Iterator[Repository]:
     with Repository.start(f"fail-{uuid.uuid4().hex[:6]}", shards=2, preallocate_bytes=0) as repository:
         yield repository
-
-
-def name_at(repo: Repository, shard: int) -> str:
-    """Return a name whose home is `shard`."""
-    return next(n for i in range(1000) if repo._session.home(n := f"at{shard}-{i}") == shard)
 
 
 def shard_process(repo: Repository, shard: int) -> psutil.Process:
@@ -71,7 +67,7 @@ def deadly(repo: Repository, method: str, monkeypatch: pytest.MonkeyPatch, *, ca
     """Have shard 0 killed at the next call of `method`, before it takes it, or when it has answered."""
     send, process = Session.send, shard_process(repo, 0)
 
-    def killing(self: Session, shard: int, request: Request[Any]) -> object:
+    def killing(self: Session, shard: int, request: Call[Any]) -> object:
         if request.remote.name != method:
             return send(self, shard, request)
         monkeypatch.setattr(Session, "send", send)
@@ -88,10 +84,10 @@ def deadly(repo: Repository, method: str, monkeypatch: pytest.MonkeyPatch, *, ca
 
 def nothing_left(repo: Repository) -> bool:
     try:
-        shards = repo.stats().shards
+        stats = repo.stats()
     except ShardUnavailableError:
         return False
-    return not any(s.tensors or s.bytes_allocated or s.pins or s.bytes_staged for s in shards)
+    return not (stats.catalog.pins or any(s.tensors or s.bytes_allocated or s.bytes_staged for s in stats.shards))
 
 
 CLIENT = textwrap.dedent("""
@@ -343,6 +339,14 @@ class TestPlannerKilled:
             repo.load(f"{name}@1")
 
 
+def has_ended(session: Session, client: str) -> bool:
+    try:
+        session.call(0, ShardCalls.renew(client, Declared((1,), 1)))
+    except OperationTimeoutError:
+        return True
+    return False
+
+
 def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_afterwards(cluster: object) -> None:
     """The question of a dead client is answered when there is room: also one that comes only then."""
     wanted = [40 << 20]
@@ -351,34 +355,17 @@ def test_a_client_that_is_killed_while_it_waits_for_memory_is_granted_none_after
         session.connection(0)
         other = Repository.connect(repo.name)._session
         other.connection(0)
-        assert other.call(0, ShardCalls.grant(other.client, Save(other.client, 1), wanted, 60.0))
+        assert other.call(0, ShardCalls.grant(other.client, Request(other.client, 1), wanted, 60.0))
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             session.call(0, ShardCalls.hello("retired", session.node, ProcessId(pid_namespace(), process.pid)))
-            waiting = session.send(0, ShardCalls.grant("retired", Save("retired", 1), wanted, 60.0))
-            assert session.call(0, ShardCalls.renew("retired", [])) is not None
+            waiting = session.send(0, ShardCalls.grant("retired", Request("retired", 1), wanted, 60.0))
+            assert session.call(0, ShardCalls.renew("retired", Declared((1,), 1)))
             process.kill()
-        eventually(
-            lambda: session.call(0, ShardCalls.renew("retired", [])) is None,
-            "the shard to see that the client is gone",
-        )
+        eventually(lambda: has_ended(session, "retired"), "the shard to see that the client is gone")
         other.close()
-        with pytest.raises(ShardUnavailableError, match="save retired/s1: expected its client retired to be connected"):
+        with pytest.raises(ShardUnavailableError, match="save retired/1: expected its client retired to be connected"):
             waiting.result(60.0)
-        asked = Beginning(
-            client="retired",
-            name="m",
-            version=None,
-            optional=True,
-            known=None,
-            inherits=True,
-            compares=False,
-            save=Save("retired", 2),
-            sizes=wanted,
-            timeout=60.0,
-        )
-        begun = session.call(0, ShardCalls.begin(asked))
-        assert not begun.offsets
-        assert not session.call(0, ShardCalls.reserve("retired", Save("retired", 3, ahead=True), [1 << 20]))
+        assert not session.call(0, ShardCalls.reserve("retired", Request("retired", 3), [1 << 20]))
         assert nothing_left(repo)
 
 
