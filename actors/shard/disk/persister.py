@@ -119,9 +119,9 @@ class Persister:
     def late(self, what: str) -> TensorVineError:
         """Make the error of something that did not reach the disk in time."""
         if self.error is not None:
-            return StorageError(f"{what}: expected what waits to be written to disk; {self.error}")
+            return StorageError(f"{what}: expected the write queue to be written to disk; {self.error}")
         return OperationTimeoutError(
-            f"{what}: expected what waits to be written to disk in time; the disk is slower than the saves"
+            f"{what}: expected the write queue to be written to disk in time; the disk is slower than the saves"
         )
 
     # ---- the threads ----------------------------------------------------------------------------------

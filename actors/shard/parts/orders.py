@@ -166,7 +166,7 @@ class Watching:
         try:
             self._tell()
         except (ShardUnavailableError, OperationTimeoutError) as exc:  # told again soon
-            log.debug("shard %d: the catalog could not be told what is watched: %s", self._context.index, exc)
+            log.debug("shard %d: sending the watched names to the catalog failed: %s", self._context.index, exc)
 
     def _tell(self) -> None:
         """Tell the catalog which names are watched, and take the newest version of each."""

@@ -139,7 +139,7 @@ class Sessions:
                     self.end_saves(client)
             self._drop_over()
         if died:
-            log.info("clients %s have ended: dropping what they staged", died)
+            log.info("clients %s have ended: dropping their unfinished saves", died)
             self._reporting.ended(died)
 
     def end_saves(self, client: str) -> None:
