@@ -115,7 +115,9 @@ class Arena:
         self._free = merged
 
     def parts_of(self, owner: Owner) -> list[Part]:
-        """List what `owner` was granted."""
+        """List what `owner` was granted; looks at all parts, if it has any."""
+        if owner not in self._parts:
+            return []
         return [Part(offset, length) for offset, (length, who) in self._taken.items() if who == owner]
 
     def owners(self) -> set[Owner]:
