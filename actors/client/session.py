@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -65,6 +65,8 @@ LOOK_S = 0.1
 """How long what the catalog said of the repository's shape counts as new."""
 NEAR_S = 15.0
 """How long a client without a shard on its node goes before it looks for one again."""
+NEW_S = 2.0
+"""How long a client waits for a shard of which nobody has heard."""
 FAREWELL_S = 2.0
 
 _CHANCE = random.SystemRandom()  # a program that seeds `random` would have all its processes come back at once
@@ -227,21 +229,34 @@ class Session:
 
     def near(self, name: str = "", deadline: Deadline = NEVER) -> int:
         """Return the shard that should hold bytes made here: one of this node, else any; the same for one name."""
+        first = zlib.crc32(name.encode())
         for again in (False, True):
             staying = self.topology.staying
-            maybe = [shard for shard in staying if self.nodes.get(shard, self.node) == self.node]
-            here = [shard for shard in maybe if self._is_here(shard, deadline)]
-            if here or again:
-                break
-            self.refresh(NEAR_S)
-        chosen = here or staying
-        return chosen[zlib.crc32(name.encode()) % len(chosen)]
+            near = [shard for shard in staying if self.nodes.get(shard) == self.node]
+            new = [shard for shard in staying if shard not in self.nodes]
+            found = self._first_here(near, first, deadline)
+            found = found if found is not None else self._first_here(new, first, deadline.sooner(NEW_S))
+            if found is not None:
+                return found
+            if not again:
+                self.refresh(NEAR_S)
+        known = [shard for shard in staying if shard in self.nodes] or staying
+        return known[first % len(known)]
 
-    def _is_here(self, shard: int, deadline: Deadline) -> bool:
-        try:
-            return self.connection(shard, deadline).hello.node == self.node
-        except MovedError:  # it has left just now
-            return False
+    def _first_here(self, shards: Sequence[int], first: int, deadline: Deadline) -> int | None:
+        """Return the first of these shards, from one on, that says that it is on this node."""
+        for place in range(len(shards)):
+            shard = shards[(first + place) % len(shards)]
+            try:
+                if self.connection(shard, deadline).hello.node == self.node:
+                    return shard
+            except MovedError:  # it has left just now
+                continue
+            except (ShardUnavailableError, OperationTimeoutError) as exc:
+                if shard in self.nodes or isinstance(exc, EngineStoppedError):
+                    raise
+                log.info("client %s: shard %d has not started yet: %s", self.client, shard, exc)
+        return None
 
     def is_staying(self, shard: int) -> bool:
         """Tell whether a shard is there and not about to drain."""

@@ -170,6 +170,7 @@ class Following:
         except TensorVineError as exc:  # a shard is not there yet, or is being restarted
             late, self._blind = self._blind.passed, NEVER if self._blind.passed else self._blind
             log.log(logging.WARNING if late else logging.DEBUG, "the number of shards cannot be adapted yet: %s", exc)
+            self._tidy()
             return
         self._blind = Deadline.after(LATE_S)
         if not move:
@@ -185,6 +186,13 @@ class Following:
             raise
         if report is not None:
             log.info("repository %r: %s; %s", self._start.repository, move, report)
+
+    def _tidy(self) -> None:
+        """Shards that a former planner had decided on may never have been started."""
+        try:
+            self._resizing.tidy()
+        except TensorVineError as exc:
+            log.debug("an earlier change of the shards cannot be finished yet: %s", exc)
 
     def _next(self, settle_s: float) -> tuple[Move, int]:
         """Return what is to change, as things stand, and the version of the topology by which they do."""

@@ -165,6 +165,11 @@ class Resizing:
             after = self.topology(deadline)
             return ScaleReport(len(topology.shards), len(after.shards), moved, time.monotonic() - began)
 
+    def tidy(self) -> None:
+        """Finish what an earlier change has left; errors as of `scale`."""
+        with self._in_turn("what an earlier change has left", RESUME_S):
+            return
+
     def rest(self, timeout: float) -> None:
         """Let no change begin for now, and wait for the one that is under way.
 
