@@ -105,7 +105,7 @@ class Planner:
         known = {node.id: node for node in self._engine.nodes()}
         chosen = {shard: known[node] for shard, node in places.items() if node in known}
         if chosen.keys() != places.keys():
-            raise ShardUnavailableError("reserve: expected running nodes; some have gone")
+            raise ShardUnavailableError("reserve: expected running nodes; some have ended")
         return self._reservations.take(chosen, self._plan.store_bytes)
 
     @answers(PlannerCalls.scale)

@@ -167,7 +167,7 @@ class Resizing:
 
     def tidy(self) -> None:
         """Finish what an earlier change has left; errors as of `scale`."""
-        with self._in_turn("what an earlier change has left", RESUME_S):
+        with self._in_turn("end of an earlier change of the shards", RESUME_S):
             return
 
     def rest(self, timeout: float) -> None:

@@ -196,28 +196,32 @@ class Matches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogStats:
-    """The catalog in figures."""
+    """Statistics of the catalog (the actor that keeps all metadata). See `RepositoryStats.catalog`."""
 
     term: int
+    """Counts the processes of the catalog since the repository was started."""
     models: int
-    """Live versions."""
+    """Number of versions. Retired versions do not count."""
     pins: int
+    """Number of pins: of matches, and of saves in progress."""
     bytes_metadata: int
-    """Bytes of records and graphs in memory."""
+    """Size of the metadata in memory, in bytes: tables of tensors, user metadata and graphs."""
     capacity: int
-    """How many there may be."""
+    """Maximum size of the metadata, in bytes. A larger save raises `StoreFullError`."""
     versions_unwritten: int = 0
-    """Versions without a manifest on the path yet."""
+    """Number of versions that are not on the repository's path yet."""
     bytes_unwritten: int = 0
-    """Bytes of their own tensors."""
+    """Size of the tensors that these versions wrote, in bytes."""
     manifests_unread: int = 0
+    """Number of files on the path that could not be read at the start, and cannot be read now."""
     files_orphaned: int = 0
+    """Number of segment files on the path that no version uses. They are deleted after a minute."""
     replicas_missing: int = 0
-    """Segments that fewer nodes have than `replicas`."""
+    """Number of segments (blocks of tensors) that fewer nodes hold than `replicas`."""
     sequence: int = 0
-    """Of the last record in the journal."""
+    """Number of the last record in the journal."""
     requests: int = 0
-    """Since this process started."""
+    """Number of requests since the catalog started: saves, loads and prefix queries."""
 
 
 @dataclass(frozen=True, slots=True)
