@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tensorvine.actors.catalog.redis_index import Live, RedisIndex
 from tensorvine.actors.edge.consumer import EdgeConsumer
-from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.redis_connection import enter_start
-from tensorvine.actors.shard.serving.redis_index import RedisIndex
 from tensorvine.actors.transport.frames import Served
 from tensorvine.actors.transport.tcp_server import TcpServer
 from tensorvine.store import ModelGraph, ModelRef
@@ -57,11 +56,16 @@ class Site:
 
     def __init__(self, server: RedisServer, start: str = "s1") -> None:
         enter_start(server.url, "repo", start)
-        config = ShardConfig(
-            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start=start
-        )
         self._graphs: dict[bytes, ModelGraph] = {}
-        self.board = RedisIndex(server.url, config, lambda key: self._graphs[key].to_json())
+        self._live: dict[ModelRef, Live] = {}
+        self.board = RedisIndex(
+            server.url,
+            "repo",
+            start,
+            live=self._live.get,
+            refs=lambda: list(self._live),
+            graph_of=lambda key: self._graphs[key].to_json(),
+        )
         self.held: dict[SegmentId, tuple[np.ndarray, dict[int, tuple[int, int]], list[str]]] = {}
         self._versions: dict[str, int] = {}
         self._serial = itertools.count(1)
@@ -70,7 +74,7 @@ class Site:
     def listen(self) -> None:
         """Serve, at a place that was never used before."""
         self.wire = TcpServer(self._answer, "127.0.0.1")
-        self.board.shard_at(*self.wire.address, self.wire.token)
+        self.board.shard_at(0, (*self.wire.address, self.wire.token))
 
     def save(self, name: str, tensors: Mapping[str, np.ndarray], graph: ModelGraph = NO_GRAPH) -> ModelRef:
         segment = (0, next(self._serial))
@@ -100,8 +104,13 @@ class Site:
             bytes_owned=length,
             bytes_total=length,
         )
-        self.board.announce([(header, encode_body(entries))])
+        self._live[ref] = header, encode_body(entries), {segment: 0}
+        self.board.changed([ref])
         return ref
+
+    def retire(self, ref: ModelRef) -> None:
+        del self._live[ref]
+        self.board.changed([ref])
 
     def close(self) -> None:
         self.wire.close()

@@ -99,11 +99,6 @@ def far_transports(session: Session) -> list[Transport]:
 class SharedMemoryTransport:
     """The shard's memory, mapped: nothing travels. Of one node only."""
 
-    name = SHARED
-    checks = True
-    exact = True
-    automatic = True
-
     def __init__(self, session: Session) -> None:
         self._session = session
         self._mapped: weakref.WeakValueDictionary[tuple[SegmentId, int], np.ndarray] = weakref.WeakValueDictionary()
@@ -111,18 +106,6 @@ class SharedMemoryTransport:
     def brings(self, shard: int, deadline: Deadline) -> bool:
         """Tell whether the memory is mapped."""
         return self._session.connection(shard, deadline).view is not None
-
-    def blocks(
-        self, shard: int, places: Asked, digests: bool, deadline: Deadline, what: str
-    ) -> dict[SegmentId, Received]:
-        """Lock the blocks in place, and ask again for those that were moved before they were locked."""
-        found: dict[SegmentId, Received] = {}
-        while missing := {s: slots for s, slots in _listed(places).items() if s not in found}:
-            left = deadline.left_for(what)
-            blocks = self._session.call(shard, ShardCalls.blocks(missing), left)
-            locked = {segment: self.lock(segment, block) for segment, block in blocks.items()}
-            found |= {s: _received(blocks[s], places[s], array) for s, array in locked.items() if array is not None}
-        return found
 
     def lock(self, segment: SegmentId, block: Block) -> np.ndarray | None:
         """Return a block's bytes, locked in place where they lie; None when it is not, or no longer, there.
@@ -140,9 +123,6 @@ class SharedMemoryTransport:
             if mapped is not None:
                 self._mapped[key] = mapped
         return mapped
-
-    def close(self) -> None:
-        """Do nothing: the session owns the maps."""
 
 
 class SocketTransport:

@@ -126,7 +126,7 @@ class TestLoading:
             eventually(lambda: consumer.info("other").ref == other, "the other model")
             loaded = [consumer.load(), consumer.load(first), consumer.load("m@1"), consumer.load("other")]
             assert [int(tensors["c"]) for tensors in loaded] == [2, 1, 1, 9]
-            site.board.retired(second)
+            site.retire(second)
             eventually(lambda: consumer.info().ref == first, "the version before")
             assert int(consumer.load()["c"]) == 1
             with pytest.raises(ModelNotFoundError, match="m@2"):
@@ -359,7 +359,7 @@ class TestFollowing:
     def test_a_retired_version_goes_on_answering_until_a_newer_one_comes(self, site: Site, edge: EdgeConsumer) -> None:
         first = site.save("m", tagged(1))
         edge.wait_for(1, PATIENCE_S)
-        site.board.retired(first)
+        site.retire(first)
         site.held.clear()
         assert edge.infer(None).outputs == {1}
         site.save("m", tagged(2))
