@@ -47,7 +47,7 @@ class Requests:
     >>> requests.end(Request("client", 5))
     >>> requests.check(Request("client", 5))
     Traceback (most recent call last):
-    tensorvine.store.errors.OperationTimeoutError: request client/5: expected to be under way; it is over
+    tensorvine.store.errors.OperationTimeoutError: request client/5: expected to be in progress; it has ended
     """
 
     def __init__(self, session_s: float) -> None:
@@ -124,7 +124,7 @@ class Requests:
             OperationTimeoutError: it is.
         """
         if self.is_over(request):
-            raise OperationTimeoutError(f"request {request}: expected to be under way; it is over")
+            raise OperationTimeoutError(f"request {request}: expected to be in progress; it has ended")
 
     def over(self, requests: Iterable[Request]) -> list[Request]:
         """Return those that are over."""

@@ -243,7 +243,7 @@ def _find(
         replayed(state, best)
     if again and not _is_newest(best, lease, archive, private):
         state.floor = registry.raise_floor()
-        log.error("catalog: the journal of the last term is out of reach: numbers go on above %d", state.floor)
+        log.error("catalog: the journal of the last term cannot be read, so version numbers start above %d", state.floor)
     else:
         state.floor = max(state.floor, registry.floor())
 

@@ -191,7 +191,7 @@ class Journal:
     def _begin_private(self, more: Sequence[bytes]) -> None:
         """Go on in the private folder: with a snapshot of all that was applied, and what is to be appended."""
         if not self._write_new(self._private(), [*self._pieces(), *more], len(b"".join(more))):
-            raise StorageError("catalog: expected a private folder where files can be appended; it has none")
+            raise StorageError("catalog: expected a private folder where files can be appended; this one cannot")
         self.on_path = False
         self._try_path = Deadline.after(TRY_S)
 
@@ -221,7 +221,7 @@ class Journal:
             if directory is not None:
                 directory.delete(stream.name)
         except StorageError as exc:
-            log.warning("catalog: the journal %s is not needed any more and could not be deleted: %s", stream.name, exc)
+            log.warning("catalog: the journal %s is no longer needed and could not be deleted: %s", stream.name, exc)
 
 
 def delete_earlier(directories: Sequence[Directory], newest: Stream) -> None:

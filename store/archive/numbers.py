@@ -1,7 +1,7 @@
 """Numbers that versions were given and that are perhaps nowhere else on the path: small logs beside the manifests.
 
 With them a start after the death of a whole cluster neither gives a number to a second version, nor calls one that was
-lost "never saved" (docs/design/ledger.md, rule L11).
+lost "never saved" (of earlier releases).
 
 Rules
 - A line per version: a checksum and the reference. A damaged one, such as the last line of a writer that was killed,

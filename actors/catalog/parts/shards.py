@@ -123,7 +123,7 @@ class Shards:
             return None if self._placement.lacking(segments) else True
 
         if not await self._context.notifier.until(Change.COPIES, look, deadline):
-            raise ShardUnavailableError("save: expected copies of what it inherits in time; they are not there")
+            raise ShardUnavailableError("save: expected copies of inherited tensors on enough nodes in time; some are missing")
 
     def _committed(self, proposal: Proposal) -> Committed:
         """Return the answer of a commit that was decided just now, and end its request. With the lock held."""
