@@ -11,14 +11,15 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ...store.archive.archive import LOCK_NAME, Archive
 from ...store.archive.directory import Directory
 from ...store.archive.opening import open_directory
 from ...store.catalog.journal import FOLDER, Stream
 from ...store.catalog.state import CatalogState, Effects
-from ...store.errors import StorageError
+from ...store.errors import ShardUnavailableError, StorageError
 from ...store.refs import ModelRef
 from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
@@ -47,6 +48,8 @@ from .retaining import Retaining
 
 log = logging.getLogger(__name__)
 
+_R = TypeVar("_R")
+
 CLAIM_S = 3.0
 """How long a repository that starts waits for another one to leave its path."""
 
@@ -73,7 +76,7 @@ class Catalog:
         page = CounterPage(secrets.randbits(62))
         lease = Lease(registry, "catalog", engine.this_node(), page.lease, above=0 if again else _last_term(config))
         again = again or bool(lease.before)
-        topology = registry.topology() or topology
+        topology = _from_head(registry.topology) or topology
         channels = ShardChannels(engine, topology.repository)
         archive = _opened(config, lease, again)
         disk = config.disk
@@ -94,9 +97,9 @@ class Catalog:
         directory = archive.directory if archive is not None else None
         journal = Journal(state, lock, lease.number, lease.token, directory, lambda: open_private(private))
         journal.begin()
-        registry.decide(topology)
-        lease.say(journal.where)
-        _forget_earlier(lease, journal, directory, private)
+        _from_head(lambda: registry.decide(topology))
+        _from_head(lambda: lease.say(journal.where))
+        _from_head(lambda: _forget_earlier(lease, journal, directory, private))
         context = self._context = CatalogContext(
             engine=engine,
             config=config,
@@ -141,6 +144,17 @@ class Catalog:
             state.models_count,
             len(state.references),
         )
+
+
+def _from_head(ask: Callable[[], _R]) -> _R:
+    """Ask the head of the cluster, again until it answers."""
+    pauses = Backoff(0.2, 2.0)
+    while True:
+        try:
+            return ask()
+        except ShardUnavailableError as exc:
+            log.warning("catalog: waiting for the head of the cluster: %s", exc)
+        pauses.wait()
 
 
 def _not_posted(shard: int, address: tuple[str, int, str] | None) -> None:
@@ -242,10 +256,12 @@ def _find(
     if best is not None:
         replayed(state, best)
     if again and not _is_newest(best, lease, archive, private):
-        state.floor = registry.raise_floor()
-        log.error("catalog: the journal of the last term cannot be read, so version numbers start above %d", state.floor)
+        state.floor = _from_head(registry.raise_floor)
+        log.error(
+            "catalog: the journal of the last term cannot be read, so version numbers start above %d", state.floor
+        )
     else:
-        state.floor = max(state.floor, registry.floor())
+        state.floor = max(state.floor, _from_head(registry.floor))
 
 
 def _is_newest(best: Found | None, lease: Lease, archive: Archive | None, private: str) -> bool:

@@ -126,7 +126,11 @@ def replayed(state: CatalogState, found: Found) -> int:
         outcome = replay(state, found.content)
     cut = len(found.content) - outcome.length
     if cut:
-        log.warning("catalog: the last %d bytes of %s are incomplete and are ignored: no caller was answered", cut, found.stream.name)
+        log.warning(
+            "catalog: the last %d bytes of %s are incomplete and are ignored: no caller was answered",
+            cut,
+            found.stream.name,
+        )
     return found.stream.term
 
 

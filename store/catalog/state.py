@@ -298,6 +298,17 @@ class CatalogState:
         """Return what a request was answered, a commit or a retirement: the version and a time."""
         return self._answers.get(request)
 
+    def brought(self, segments: Iterable[SegmentId]) -> tuple[ModelRef, int] | None:
+        """Return the version that has segments which a save is about to bring, and its time; None: none has.
+
+        A durable save has its manifest before its record: the next term may have read that.
+        """
+        known = {segment for segment in segments if segment in self.references}
+        for entry in self.entries() if known else ():
+            if not known.isdisjoint(self.holds_of(entry)):
+                return entry.header.ref, entry.header.created_ns
+        return None
+
     def decide_retire(self, request: Request, name: str, version: int | None) -> list[Record]:
         """Return the record that ends a version. The caller has asked `answer` before.
 

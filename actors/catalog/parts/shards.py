@@ -94,7 +94,7 @@ class Shards:
         with self._lock:
             self._line(sender)
             self._context.requests += 1
-            answered = self._state.answer(draft.save)
+            answered = self._state.answer(draft.save) or self._state.brought(proposal.staged)
             if answered is not None:
                 return Committed(*answered)
             self._state.requests.check(draft.save)
@@ -123,7 +123,9 @@ class Shards:
             return None if self._placement.lacking(segments) else True
 
         if not await self._context.notifier.until(Change.COPIES, look, deadline):
-            raise ShardUnavailableError("save: expected copies of inherited tensors on enough nodes in time; some are missing")
+            raise ShardUnavailableError(
+                "save: expected copies of inherited tensors on enough nodes in time; some are missing"
+            )
 
     def _committed(self, proposal: Proposal) -> Committed:
         """Return the answer of a commit that was decided just now, and end its request. With the lock held."""

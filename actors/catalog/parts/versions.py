@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
 from ....store.catalog.references import Known
 from ....store.catalog.state import Entry
-from ....store.errors import StorageError, TensorVineError
+from ....store.errors import ModelLostError, StorageError, TensorVineError
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease, Request
 from ....store.refs import ModelRef
@@ -215,9 +216,10 @@ class Versions:
         """
         if self._writer is None or self._context.journal.on_path:
             return None
-        ref = self._state.resolve(name, version)
-        entry = self._state.live(ref)
-        return entry if entry is not None and entry.written else None
+        with contextlib.suppress(ModelLostError):  # nothing of it is to be read any more
+            entry = self._state.live(self._state.resolve(name, version))
+            return entry if entry is not None and entry.written else None
+        return None
 
 
 def _place(known: Known) -> Location:
