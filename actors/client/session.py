@@ -486,31 +486,33 @@ class Session:
         with self._lock:
             self._due = time.monotonic() + RENEW_S
         declared = self.requests.declared()
-        failed = self._renew_at_shards(declared)
-        renewed = self._renew_at_catalog(declared)
-        if renewed.term != self._term or not renewed.known:
-            self.pins.pin_again(RENEW_S)
-            self._term = renewed.term
-            self._renew_at_catalog(declared)  # now it knows all pins
-        if renewed.topology_version != self.topology.version:
-            self.refresh()
+        shards = [shard for shard in self.topology.shards if shard in self._greeted]
+        sent = {shard: self.send(shard, ShardCalls.renew(self.client, declared)) for shard in shards}
+        deadline = Deadline.after(RENEW_S)
+        try:
+            self._renew_at_catalog(declared)
+        finally:
+            failed = self._answered(sent, deadline)
         self.at_renewal()
         if failed is not None:
             raise failed
 
-    def _renew_at_catalog(self, declared: Declared) -> Renewed:
+    def _renew_at_catalog(self, declared: Declared) -> None:
+        """Renew the session at the catalog, and pin again what it does not know."""
+        renewed = self._declare(declared)
+        if renewed.term != self._term or not renewed.known:
+            self.pins.pin_again(RENEW_S)
+            self._term = renewed.term
+            renewed = self._declare(declared)  # now it knows all pins
+        if renewed.topology_version != self.topology.version:
+            self.refresh()
+
+    def _declare(self, declared: Declared) -> Renewed:
         return self.ask(CatalogCalls.renew(self.client, replace(declared, pinned_in=self._term)), RENEW_S)
 
-    def _declare(self) -> Renewed:
-        """Tell the catalog which requests are open, and the term that knows all pins."""
-        declared = replace(self.requests.declared(), pinned_in=self._term)
-        return self.ask(CatalogCalls.renew(self.client, declared), RENEW_S)
-
-    def _renew_at_shards(self, declared: Declared) -> TensorVineError | None:
-        """Declare what is open to all shards that may have memory of this client; return why one did not answer."""
-        shards = [shard for shard in self.topology.shards if shard in self._greeted]
-        sent = {shard: self.send(shard, ShardCalls.renew(self.client, declared)) for shard in shards}
-        deadline, failed = Deadline.after(RENEW_S), None
+    def _answered(self, sent: Mapping[int, Answer[bool]], deadline: Deadline) -> TensorVineError | None:
+        """Wait for what shards answer to a renewal; return why one did not."""
+        failed: TensorVineError | None = None
         for shard, answer in sent.items():
             try:
                 if not answer.result(deadline.left()):
