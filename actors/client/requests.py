@@ -27,9 +27,6 @@ class Numbered:
         self.leases: set[Lease] = set()
         """Its pins, as long as `Pins` holds them."""
 
-    def __repr__(self) -> str:
-        return f"Numbered({self.request})"
-
 
 class _Reference(weakref.ref[Numbered]):
     __eq__, __hash__ = object.__eq__, object.__hash__
