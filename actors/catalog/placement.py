@@ -19,7 +19,7 @@ from ...store.catalog.orders import Backups, Copy, Discard, Free, Inspect, Slots
 from ...store.catalog.placing import backups_of, keeper_of
 from ...store.catalog.records import FileRecord, Lost, Placed, Record
 from ...store.catalog.references import Freed, Known
-from ...store.catalog.reports import Answered, Report, Whole
+from ...store.catalog.reports import Answered, Report, Staged, Whole
 from ...store.errors import ShardUnavailableError
 from ...store.holders import Request
 from ...store.segments.segment import File, SegmentId
@@ -339,6 +339,19 @@ class Placement:
         if unused:
             log.info("catalog: shard %d has %d segments that nothing refers to", line.shard, len(unused))
             self._lines.order(line.shard, Free(unused))
+
+    def brought_again(self, shard: int, staged: Mapping[SegmentId, Staged]) -> None:
+        """Free what a shard has for a commit that is repeated, unless it is placed there: an earlier process had it.
+
+        Call it with the lock held.
+        """
+        slots: dict[SegmentId, tuple[int, ...]] = {}
+        for segment, one in staged.items():
+            known = self._references.get(segment)
+            if known is None or shard not in (known.keeper, *known.copies):
+                slots[segment] = tuple(range(one.slots))
+        if slots:
+            self._lines.order(shard, Yield(tuple(slots)), Free(slots))
 
     # ---- copies ---------------------------------------------------------------------------------------
 

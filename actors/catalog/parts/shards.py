@@ -96,6 +96,7 @@ class Shards:
             self._context.requests += 1
             answered = self._state.answer(draft.save) or self._state.brought(proposal.staged)
             if answered is not None:
+                self._placement.brought_again(sender.shard, proposal.staged)
                 return Committed(*answered)
             self._state.requests.check(draft.save)
             self._state.requests.open(draft.save.client, time.monotonic())
