@@ -150,12 +150,12 @@ def test_it_lists_the_matches_of_a_file_and_fails() -> None:
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (0, "\n")  # tests and history are not looked at
     ran = subprocess.run(
-        [sys.executable, "scripts/prose", "docs/design/ledger.md"],
+        [sys.executable, "scripts/prose", "docs/design/catalog.md"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 1
-    assert "docs/design/ledger.md:" in ran.stdout.splitlines()[0]
+    assert "docs/design/catalog.md:" in ran.stdout.splitlines()[0]
     assert ran.stdout.splitlines()[0].endswith("[other pages]")

@@ -242,8 +242,10 @@ def test_the_rules_that_it_checks_stand_in_the_design() -> None:
     checked = re.findall(r"^- (R\d): ", oracle_rules.__doc__ or "", re.MULTILINE)
     assert checked == [f"R{number}" for number in range(1, 9)]
     design = ROOT / "docs/design"
-    promised = (design / "repository.md").read_text()
+    promised = (design / "catalog.md").read_text()
     assert re.findall(r"^\| (R\d) \|", promised, re.MULTILINE) == checked
-    named = set(re.findall(r"\b[DLM]\d+\b", promised))
-    said = "".join((design / page).read_text() for page in ("memory.md", "ledger.md", "persistence.md"))
-    assert named <= set(re.findall(r"\*\*([DLM]\d+)[ ,]", said))
+    named = set(re.findall(r"\bM\d+\b", promised))
+    assert named <= set(re.findall(r"\*\*(M\d+)[ ,]", (design / "memory.md").read_text()))
+    rules = set(re.findall(r"^- \*\*([a-z ]+)\.\*\*", promised, re.MULTILINE))
+    rests = set(", ".join(re.findall(r"(?<!\*)\*([a-z, ]+)\*(?!\*)", promised.partition("## Rules")[0])).split(", "))
+    assert rests <= rules
