@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .updates.published import PublishReport, Update
     from .updates.publisher import Publisher
     from .updates.ray_serve import serve_application
+    from .updates.rollout import Waves
     from .updates.serving import Inference, Servable, Serving
     from .updates.weights import load_weights, save_weights
 
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         "Trainers",
         "Training",
         "Update",
+        "Waves",
         "find_trainers",
         "fork",
         "fork_many",
@@ -120,6 +122,7 @@ _MODULES = {
     "Trainers": "training.trainers",
     "Training": "training.training",
     "Update": "updates.published",
+    "Waves": "updates.rollout",
     "find_trainers": "training.mailbox",
     "fork": "training.forks",
     "fork_many": "training.forks",

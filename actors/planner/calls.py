@@ -77,6 +77,16 @@ class PlannerCalls(LedgerCalls):
         """Take what a consumer measured; give the way that its node should use next."""
         ...
 
+    @remote("ctl", repeatable=True)
+    def turn(self, name: str, consumer: str, most: int) -> bool:
+        """Begin or renew a consumer's turn to update. False: `most` other consumers of the model have one."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def turn_ended(self, name: str, consumer: str) -> None:
+        """End a consumer's turn to update."""
+        ...
+
     @remote("ctl")
     def streams(self) -> dict[str, Advice]:
         """Return what is known of each model that is published: its curve, costs and schedule."""

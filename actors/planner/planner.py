@@ -48,6 +48,7 @@ from .calls import PlannerCalls
 from .following import Following, able_nodes
 from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
+from .rollouts import Rollouts
 from .streams import Advice, Delivered, Observed, Streams
 
 _T = TypeVar("_T")
@@ -82,6 +83,7 @@ class Planner:
         self._lock = threading.Lock()
         self._ledger = Ledger()
         self._streams = Streams()
+        self._rollouts = Rollouts()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
         self._planning.submit(importlib.import_module, "scipy.optimize")  # half a second that no training waits for
         self._changing = ThreadPoolExecutor(CHANGES, thread_name_prefix="tensorvine-scale")
@@ -210,6 +212,14 @@ class Planner:
     @answers(PlannerCalls.delivered)
     async def delivered(self, name: str, told: Delivered) -> str:
         return await self._aside(self._streams.delivered, name, told)
+
+    @answers(PlannerCalls.turn)
+    async def turn(self, name: str, consumer: str, most: int) -> bool:
+        return self._rollouts.turn(name, consumer, most)
+
+    @answers(PlannerCalls.turn_ended)
+    async def turn_ended(self, name: str, consumer: str) -> None:
+        self._rollouts.ended(name, consumer)
 
     @answers(PlannerCalls.streams)
     async def streams(self) -> dict[str, Advice]:

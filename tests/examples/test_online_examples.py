@@ -145,7 +145,7 @@ def recorded(schedule: str, every: int, *, iterations: int = 200, warmup: int = 
     report = PublishReport(
         updates, 0, losses, Schedule(tuple(made), every, 1.0), curve, UpdateCosts(period_s, 0.002, 0.008, 0.01)
     )
-    status = ConsumerStatus(refs[made[-1]], deliveries, len(answers) // 2, 0, {})
+    status = ConsumerStatus(refs[made[-1]], deliveries, len(answers) // 2, 0, {}, False)
     sightings = tuple(Sighting(at[i], i, curve if i > warmup else None) for i in range(10, iterations + 1, 5))
     return Run(
         schedule, warmup, START, period_s, 8.0, report, (status, status), answers[::-1], sightings
