@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -15,6 +16,7 @@ from types import TracebackType
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Query
+from ...store.metrics import QUERIES, QUERY
 from ...store.refs import ModelRef
 from ...store.versions.version import Match
 from ..rpc.messages import Matches
@@ -131,14 +133,20 @@ class Prefixes:
             graphs: what is looked for.
             meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
         """
+        begun, counts = time.perf_counter(), self._session.counts
         query, asked = self._session.pins.query()
         try:
             found = self._longest(query, graphs, meanwhile)
             asked.kept()
-            return found
-        except BaseException:
+        except BaseException as exc:
             asked.abort()
+            counts.failed("query", exc)
             raise
+        counts.observe(QUERY, time.perf_counter() - begun)
+        none = found.count(None)
+        counts.add(QUERIES, len(found) - none, "found")
+        counts.add(QUERIES, none, "none")
+        return found
 
     def _longest(
         self, query: Query, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None

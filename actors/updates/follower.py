@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
+from ...store.metrics import ANSWER, CONSUMERS, FETCH, LAG, PUSH, REFUSED, STALENESS, SUPERSEDED, SWAP
 from ...store.refs import ModelRef
 from ...store.waiting import Backoff
 from ..client.fetch.transports import AUTO, SHARED
@@ -107,6 +108,12 @@ class Follower:
         self._answered = 0
         self._skipped = 0
         self._advice: Answer[str] | None = None
+        self._announced: tuple[ModelRef, float] | None = None
+        """The newest version that was announced and is not in use, and since when one is, by `time.monotonic`."""
+        self._counts = repo._session.counts
+        for gauge, value in ((CONSUMERS, lambda: 1.0), (LAG, self._lag), (STALENESS, self._staleness_s)):
+            self._counts.show(gauge, value)
+        repo._session.keep_alive()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="tensorvine-update", daemon=True)
         self._thread.start()
@@ -115,6 +122,7 @@ class Follower:
         """Answer with the newest version that arrived; errors as in `Serving.infer`, and ClosedError after `close`."""
         self._opened.check()
         answer = self._serving.infer(batch, timeout)
+        self._counts.observe(ANSWER, answer.seconds)
         with self._lock:
             self._answered += 1
             self._answers_s.append(answer.seconds)
@@ -146,6 +154,7 @@ class Follower:
             try:
                 newest = self._repo.wait_newer(self._name, after, POLL_S)
                 if newest is not None:
+                    self._announced = (newest, self._announced[1] if self._announced else time.monotonic())
                     self._take(newest, after)
                     after = newest.version
                 failed = False
@@ -153,6 +162,7 @@ class Follower:
             except ModelNotFoundError as exc:
                 log.info("%s: a version was retired before it was fetched: %s", self._name, exc)
             except Exception as exc:  # noqa: BLE001  logged; whatever it is, later versions may be had
+                self._counts.failed("update", exc)
                 if not failed and not self._closing.is_set():
                     log.warning(
                         "%s: the update failed, retrying; the previous version continues to answer: %s", self._name, exc
@@ -185,12 +195,31 @@ class Follower:
         way = max(far, key=far.__getitem__) if far else SHARED
         nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
         delivery = Delivery(ref, notified_at, fetched - begun, ended - fetched, way, nbytes)
+        skipped = ref.version - after - 1 if after else 0
         with self._lock:
             self._deliveries.append(delivery)
-            self._skipped += ref.version - after - 1 if after else 0
+            self._skipped += skipped
+        self._announced = None
+        if after:  # else it was there before the consumer
+            self._counts.observe(PUSH, notified_at - loaded.created_ns / 1e9)
+        self._counts.observe(FETCH, delivery.fetch_s)
+        self._counts.observe(SWAP, delivery.swap_s)
+        self._counts.add(SUPERSEDED, skipped)
         self._report(delivery, reader.far_transports if far else (SHARED,))
 
+    def _lag(self) -> float:
+        """Return by how many versions the one in use is behind the newest announced one."""
+        announced, used = self._announced, self._serving.ref
+        if announced is None:
+            return 0.0
+        return float(max(announced[0].version - (used.version if used is not None else 0), 0))
+
+    def _staleness_s(self) -> float:
+        announced = self._announced
+        return time.monotonic() - announced[1] if announced is not None else 0.0
+
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
+        self._counts.add(REFUSED)
         log.error("%s is refused, %s continues to answer: %s", ref, self._serving.ref, exc)
         self._serving.refuse(ref, str(exc) or repr(exc))
 

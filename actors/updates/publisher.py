@@ -27,6 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from ...store.errors import ModelLostError, ModelNotFoundError, TensorVineError
+from ...store.metrics import COMMIT, PAUSE
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
@@ -362,6 +363,7 @@ class Publisher:
             self.publish(model, loss)
 
     def _count_failure(self, iteration: int, exc: BaseException) -> None:
+        self._repo._session.counts.failed("publish", exc)
         with self._lock:
             self._failed += 1
         log.warning("update of %r at iteration %d failed: %s", self.name, iteration, exc)
@@ -389,6 +391,8 @@ class Publisher:
         plain_s = median(self._plain_s) if self._plain_s else 0.0
         slowed_s = update.beside_s - update.steps * plain_s if self._plain_s else 0.0
         costs = (update.stall_s, slowed_s, commit_s)
+        self._repo._session.counts.observe(PAUSE, update.stall_s)
+        self._repo._session.counts.observe(COMMIT, commit_s)
         made = Update(update.iteration, saved.ref, update.loss, *costs, saved.bytes_written, at)
         with self._lock:
             self._updates.append(made)

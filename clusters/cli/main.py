@@ -25,6 +25,7 @@ from .files import export, import_
 from .life import down, up
 from .lineage import lineage
 from .look import ls, repos, show, status
+from .metrics import metrics
 from .models import retire, wait
 from .sizes import ray_sizes
 from .top import top
@@ -35,6 +36,7 @@ _OURS = __name__.partition(".")[0]
 _HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
     *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    metrics,
     cluster_files,
     ray_sizes,
 )

@@ -97,6 +97,7 @@ class History:
             store=self._store,
             on_disk=self._on_disk,
             progressed=self._settle,
+            counts=context.counts,
         )
         self.numbering = Numbering(config.index, self._archive.directory)
         self.care = Care(context, self._archive, self._tiers, persister, settle)

@@ -183,6 +183,7 @@ class Queries:
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
                 waiting_for_memory=self._admission.waiting_for_memory,
                 waiting_for_disk=self._admission.waiting_for_disk,
+                counted=self._context.counts.copy(),
             )
 
     @answers(QueryCalls.unreadable)
