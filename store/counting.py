@@ -70,7 +70,7 @@ class Counts:
         self.add(ERRORS, 1.0, operation, type(error).__name__)
 
     def show(self, metric: Metric, value: Callable[[], float]) -> None:
-        """Have a gauge reported from now on; `value` is called at each report."""
+        """Report a gauge from now on; each report calls `value`."""
         self._gauges[metric.stem] = value
 
     def gauges(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The metrics of a repository: their names, what they mean, and their buckets. This is the only list of them.
+"""The metrics of a repository: names, meanings and buckets. No other file lists them.
 
 Rules
 - Names have base units (seconds, bytes) and the prefix `tensorvine_`; those of counters end in `_total`.

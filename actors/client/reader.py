@@ -217,7 +217,7 @@ class Reader:
     def _brought(
         self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool
     ) -> tuple[Loaded, bool]:
-        """Load; tell also whether the places were known without a message."""
+        """Load; return also whether the places were known without a message."""
         self._session.opened.check()
         if transport not in (AUTO, SHARED, *self._fetcher.names):
             raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
@@ -399,7 +399,7 @@ def count_load(counts: Counts, transports: Mapping[str, int], planned: bool, sec
         counts: the client's.
         transports: transport -> bytes that came by it.
         planned: the places were known without a message.
-        seconds: what it took.
+        seconds: its duration.
     """
     counts.observe(LOAD, seconds)
     counts.add(LOOKUPS, 1.0, "hit" if planned else "miss")

@@ -107,7 +107,7 @@ class Session:
         """Called whenever the session was renewed."""
         self.pins = Pins(self)
         self.counts = Counts()
-        """Of what this client does."""
+        """Counts of this client."""
         self._reporting = Reporting(self.planner, self.client, self.counts)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None

@@ -86,10 +86,10 @@ class PlannerCalls(LedgerCalls):
 
     @remote("ctl", repeatable=True)
     def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:
-        """Take what a client counted since its last report; see `ClientCounts.report`."""
+        """Add the counts of a client since its last report; see `ClientCounts.report`."""
         ...
 
     @remote("ctl", repeatable=True)
     def stats(self) -> PlannerStats:
-        """Return what the planner knows, in figures."""
+        """Return the statistics of the planner and of all clients."""
         ...

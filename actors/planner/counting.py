@@ -1,8 +1,8 @@
-"""The counts of all clients of a repository: what they report to the planner, added up.
+"""The sums of the counts that the clients of a repository report to the planner.
 
 Rules
-- A client reports what it counted since its last report that was answered, under a number that it raises then. A report
-  that arrives again, because its answer was lost, counts once.
+- A report has the counts since the last answered report, and a number that rises with each answer. A report that
+  arrives again, because its answer was lost, counts once.
 - Counts of clients that have ended stay in the total. A planner that restarts begins at zero, which Prometheus takes
   for a reset of the counters: nothing counts twice.
 - Gauges belong to clients that reported within `LIVE_S`.
@@ -27,7 +27,7 @@ _GREATEST = frozenset(metric.stem for metric in METRICS if metric.greatest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerStats:
-    """What the planner knows, in figures, for `tensorvine metrics`."""
+    """Statistics of the planner, for `tensorvine metrics`."""
 
     shards: int
     """Number of shards, including those that drain."""
@@ -80,8 +80,8 @@ class ClientCounts:
         Args:
             client: the client's id.
             serial: number of the report.
-            counted: what it counted since its last report that was answered.
-            gauges: stem -> value; None: it is the client's last report.
+            counted: the counts since the last answered report.
+            gauges: stem -> value. None in the last report of a client.
         """
         known = self._clients.pop(client, None)
         if known is None or known.serial < serial:

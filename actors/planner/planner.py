@@ -25,6 +25,7 @@ from typing import TypeVar, TypeVarTuple
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import LOCK_NAME, Archive
+from ...store.counting import Counted
 from ...store.errors import (
     MovedError,
     OperationTimeoutError,
@@ -33,7 +34,6 @@ from ...store.errors import (
     StorageError,
     TensorVineError,
 )
-from ...store.counting import Counted
 from ...store.refs import ModelRef
 from ...store.versions.ledger import Fact, Ledger, Told
 from ...store.waiting import Backoff, Deadline

@@ -62,7 +62,7 @@ class ShardContext:
     tcp_address: Address | None = field(default=None, init=False)
     """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
     counts: Counts = field(default_factory=Counts, init=False)
-    """Of what the shard does, for `stats`."""
+    """Counts of the shard, for `stats`."""
     requests: int = field(default=0, init=False)
     """Saves begun, versions fetched and prefix queries answered."""
     bytes_sent: int = field(default=0, init=False)

@@ -69,7 +69,7 @@ class _Collector:
         self._readings = readings
 
     def collect(self) -> Iterator[Family]:
-        """Read all metrics; a metric without a value is left out, unless its planner says that it is zero."""
+        """Read all metrics. Leave those without a value out, except counts of clients, which are zero then."""
         found = self._readings()
         heard = "shards" in found  # the planner answered
         for metric in METRICS:

@@ -1,4 +1,4 @@
-"""What the actors of a repository answer to a scrape, as values of metrics.
+"""Reads the values of the metrics from the actors of a repository.
 
 Rules
 - Actors are asked by the calls that there are: `stats` of the shards and of the planner.
@@ -37,7 +37,7 @@ def read(repo: Repository) -> Readings:
     """Ask all actors of a repository.
 
     Raises:
-        ClosedError, EngineStoppedError: the client cannot be used any more.
+        ClosedError, EngineStoppedError: the client can no longer be used.
     """
     found: Readings = {}
     engine = _ENGINES.get(type(repo.engine).__name__, "other")

@@ -1,8 +1,8 @@
 """The server of `tensorvine metrics`: it answers each scrape with the metrics of a repository.
 
 Rules
-- It has one client. A repository that is stopped is reported as down; the next scrape connects again, so that the server
-  survives a repository that restarts under it.
+- It has one client. A repository that is stopped is reported as down. The next scrape connects again, so that the
+  server survives a restart of the repository.
 - Scrapes at the same time are answered one after the other.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...actors.client.repository import Repository
 
 DOWN: Readings = {"up": {("planner",): [0.0]}}
-"""What is known of a repository that does not run."""
+"""The readings of a repository that does not run."""
 END_S = 5.0
 
 
