@@ -224,7 +224,7 @@ class Follower:
         self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:
-        """Report the duration of the update to the planner; by the next update, it has answered with the best transport."""
+        """Report the duration of the update to the planner; its answer names the best transport."""
         with self._lock:
             inference_s = median(self._answers_s) if self._answers_s else None
         seconds = delivery.fetch_s + delivery.swap_s

@@ -166,6 +166,10 @@ class Queries:
 
     @answers(QueryCalls.stats)
     async def stats(self) -> ShardStats:
+        return self.stats_now()
+
+    def stats_now(self) -> ShardStats:
+        """Return the statistics of the shard; for a thread, too."""
         with self._lock:
             versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
             return replace(
