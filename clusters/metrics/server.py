@@ -67,7 +67,7 @@ class MetricsServer:
     def _leave(self) -> None:
         repo, self._repo = self._repo, None
         if repo is not None:
-            repo.close(0.0)
+            repo.close(END_S)
 
     def close(self) -> None:
         """Stop answering, and disconnect."""
