@@ -199,11 +199,9 @@ class Saves:
 
     def _save(self, work: _Work) -> None:
         staged = work.buffer.release if work.buffer is not None else work.pending.mark_staged
-        try:
-            work.pending.run(lambda: self._saved(work, staged))
-        finally:
-            if work.buffer is not None:
-                work.buffer.release()
+        work.pending.run(lambda: self._saved(work, staged))
+        if work.buffer is not None:
+            work.buffer.release()
 
     def _saved(self, work: _Work, staged: Callable[[], None]) -> Saved:
         """Carry a save out, and count it."""
