@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorvine.actors import Publisher, Repository
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.updates.follower import Follower
+from tensorvine.clusters.cli import metrics as command
 from tensorvine.clusters.metrics import collect, exposition
 from tensorvine.clusters.metrics.server import MetricsServer
 from tensorvine.store.errors import CodecUnavailableError, ModelNotFoundError, OptionError, TensorVineError
@@ -27,6 +29,7 @@ from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.metrics import METRICS, Kind
 
 from tests.support.actors import restart_planner
+from tests.support.commands import on, run
 from tests.support.waiting import PROMPT_S, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -216,6 +219,35 @@ class TestServer:
                 asked(at, query.replace("$__rate_interval", "1m"))  # raises where it is none
 
 
+class TestCommand:
+    def test_it_serves_until_ctrl_c(self, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+        port, found = free_port(), list[Values]()
+
+        class Event:
+            """Instead of a wait: a scrape, and then Ctrl-C."""
+
+            def wait(self, _: float) -> bool:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PROMPT_S) as answer:
+                    found.append(values_of(answer.read()))
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(command, "threading", SimpleNamespace(Event=Event))
+        code, out, _ = on(repository, "metrics", "--port", str(port))
+        assert (code, out) == (0, f"Metrics of repository {repository.name}: http://127.0.0.1:{port}/metrics\n")
+        assert found[0]["tensorvine_up", "planner"] == 1.0
+
+    def test_it_prints_the_dashboard(self) -> None:
+        code, out, _ = run("metrics", "--dashboard")
+        assert code == 0
+        assert json.loads(out) == json.loads((ROOT / "clusters/metrics/dashboard.json").read_text())
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def asked(at: str, query: str) -> float | None:
     """Ask Prometheus; return the first value, if there is one."""
     url = f"{at}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
@@ -228,9 +260,7 @@ class prometheus:  # noqa: N801  used as a function
     """A Prometheus that scrapes a server every second, until the end of `with`."""
 
     def __init__(self, server: MetricsServer, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         target = server.address.removeprefix("http://").removesuffix("/metrics")
         config = folder / "prometheus.yml"
         config.write_text(
