@@ -196,7 +196,7 @@ def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> Hist
         except StorageError as exc:
             if context.recovery_info is None:
                 raise
-            log.error("shard %d restarts and is waiting for its path: %s", context.index, exc)
+            log.error("shard %d restarts and is waiting for its path: make it accessible: %s", context.index, exc)
             pause.wait(DISK_PAUSE_S)
 
 

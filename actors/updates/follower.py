@@ -220,7 +220,12 @@ class Follower:
 
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
         self._counts.add(REFUSED)
-        log.error("%s is refused, %s continues to answer: %s", ref, self._serving.ref, exc)
+        log.error(
+            "%s is refused, %s continues to answer; publish a version that fits the model of build=: %s",
+            ref,
+            self._serving.ref,
+            exc,
+        )
         self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:

@@ -366,7 +366,12 @@ class Publisher:
         self._repo._session.counts.failed("publish", exc)
         with self._lock:
             self._failed += 1
-        log.warning("update of %r at iteration %d failed: %s", self.name, iteration, exc)
+        log.warning(
+            "update of %r at iteration %d failed; the training continues, and the next update is made as planned: %s",
+            self.name,
+            iteration,
+            exc,
+        )
 
     def _is_under_way(self) -> bool:
         self._settle(wait=False)

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.errors import TensorVineError
+from ...store.errors import TensorVineError, shown
 from ..client import say_error
 from .cluster_files import cluster_files
 from .completion import Commands, without_urls
@@ -43,10 +43,10 @@ _COMMANDS = (
 
 
 class _OneLine(logging.Formatter):
-    """Writes a message in one line, however many an error of Ray has in it."""
+    """Writes a message in one line, however many an error of Ray has in it, and escapes what does not print."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split())
+        return shown(" ".join(super().format(record).split()))
 
 
 def application() -> typer.Typer:

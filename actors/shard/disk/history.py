@@ -157,7 +157,10 @@ class History:
         if blamed not in self._blamed and len(self._blamed) < BLAMES:
             self._blamed.add(blamed)
             log.error(
-                "shard %d: the retention policy failed, all versions stay in memory: %s", self._config.index, blamed
+                "shard %d: the retention policy failed, all versions stay in memory; correct keep= at the next "
+                "start: %s",
+                self._config.index,
+                blamed,
             )
 
     def tidy(self) -> None:

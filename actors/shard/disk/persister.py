@@ -322,7 +322,7 @@ class Persister:
             job.done.set_result(None)
             return
         if str(known) != str(failure):
-            what = "retrying" if again else "giving up"
+            what = "retrying; check the space and the permissions of the path" if again else "giving up"
             log.warning("shard %d: %s is not on disk, %s: %s", self._index, job.header.ref, what, failure)
         if not again:
             job.done.set_exception(failure)
