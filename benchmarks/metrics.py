@@ -34,7 +34,7 @@ def run(report: Report) -> None:
 
 
 def counts_of_a_save(report: Report) -> None:
-    """Time what a save counts."""
+    """Time the counts of a save."""
     client, shard = Counts(), Counts()
 
     def count() -> None:

@@ -20,9 +20,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
 
     Args:
         title: the line above the table.
-        columns: the names of the columns; none for a table without a head.
-        rows: the values. A number is aligned as the notebook aligns numbers; None is a dash.
-        count: number of rows, if `rows` has more than are shown; None: it has not.
+        columns: the names of the columns. Without names, the table has no head.
+        rows: the values. None is shown as a dash.
+        count: number of all rows. None means the rows that are shown.
 
     >>> table("a <b>", [], [[1, None]])
     '<table><caption>a &lt;b&gt;</caption><tbody><tr><td>1</td><td>-</td></tr></tbody></table>'

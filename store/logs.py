@@ -27,7 +27,7 @@ _call: ContextVar[tuple[str, Sequence[object]] | None] = ContextVar("tensorvine-
 
 
 async def calling(name: str, arguments: Sequence[object], work: Coroutine[object, None, _R]) -> _R:
-    """Carry out a call; what it logs has the fields `call` and `version`."""
+    """Carry out a call. Its log records have the fields `call` and `version`."""
     _call.set((name, arguments))
     return await work
 
@@ -48,7 +48,7 @@ class Fields(logging.Filter):
         self._repository, _, self._actor = actor.rpartition("/")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields; no record is left out."""
+        """Add the fields, and accept the record."""
         name, arguments = _call.get() or ("", ())
         record.repository, record.actor = self._repository, self._actor
         record.call, record.version = name, _version_in(arguments)

@@ -411,7 +411,7 @@ class Deployment:
                 log.error("repository %r is closed before all versions are on disk: %s", self.name, exc)
 
     def _written(self) -> Measure:
-        """Return a function that measures how much of the write queues is written since now."""
+        """Return a function that measures the bytes of the write queues that were written since this call."""
         most = 0
 
         def measure() -> tuple[float, float]:
@@ -423,7 +423,7 @@ class Deployment:
         return measure
 
     def _drained(self) -> Measure:
-        """Return a function that measures how much of the draining shards' memory has moved."""
+        """Return a function that measures the bytes that have left the draining shards."""
         most: dict[int, int] = {}
 
         def measure() -> tuple[float, float | None]:

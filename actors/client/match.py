@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 
+from ...store import traces
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Query
@@ -124,6 +125,7 @@ class Prefixes:
         self._catalog = catalog
         self._reader = reader
 
+    @traces.traced("query")
     def longest(
         self, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None = None
     ) -> list[PrefixMatch | None]:
@@ -144,6 +146,7 @@ class Prefixes:
             raise
         counts.observe(QUERY, time.perf_counter() - begun)
         none = found.count(None)
+        traces.note(found=len(found) - none, graphs=len(found))
         counts.add(QUERIES, len(found) - none, "found")
         counts.add(QUERIES, none, "none")
         return found

@@ -31,7 +31,7 @@ END_S = 5.0
 """How long the end of an operation waits for a measurement in progress."""
 
 Measure: TypeAlias = Callable[[], "tuple[float, float | None]"]
-"""Returns how much is done, and how much it is in all; None: that is not known."""
+"""Returns the amount that is done, and the total amount (None if unknown)."""
 Unit = Literal["bytes", "versions", "shards"]
 _T = TypeVar("_T")
 _turn = threading.Lock()
@@ -39,7 +39,7 @@ _turn = threading.Lock()
 
 
 def is_visible() -> bool:
-    """Return whether a person sees what this process shows."""
+    """Return whether a person sees the output of this process."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -52,8 +52,8 @@ class Bar:
     Args:
         what: names the operation.
         unit: of `total`.
-        total: how much it is in all; None: that is not known.
-        measure: asked while the operation runs, in a thread of its own; None: the operation calls `advance`.
+        total: the total amount. None if unknown.
+        measure: called while the operation runs, in a thread of its own. None if the operation calls `advance`.
     """
 
     def __init__(self, what: str, unit: Unit, total: float | None, measure: Measure | None) -> None:

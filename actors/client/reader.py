@@ -25,6 +25,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from ...planner.topology import Topology
+from ...store import traces
 from ...store.arrays import dtype_of
 from ...store.counting import Counts
 from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
@@ -206,11 +207,14 @@ class Reader:
     def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
         """Load, and count it."""
         begun, counts = time.perf_counter(), self._session.counts
-        try:
-            loaded, planned = self._brought(model, selection, timeout, transport, verify)
-        except Exception as exc:
-            counts.failed("load", exc)
-            raise
+        with traces.span("load") as traced:
+            try:
+                loaded, planned = self._brought(model, selection, timeout, transport, verify)
+            except Exception as exc:
+                counts.failed("load", exc)
+                raise
+            if traced is not None:
+                traces.note(version=str(loaded.ref), bytes=sum(loaded.transports.values()))
         count_load(counts, loaded.transports, planned, time.perf_counter() - begun)
         return loaded
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from ...store import traces
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
 from ...store.metrics import ANSWER, CONSUMERS, FETCH, LAG, PUSH, REFUSED, STALENESS, SUPERSEDED, SWAP
 from ...store.refs import ModelRef
@@ -180,7 +181,10 @@ class Follower:
         fetched = time.perf_counter()
         try:
             graph = self._repo._catalog.graph_of(ref)
-            self._serving.take(ref, loaded.arrays, graph)
+            with traces.span("swap") as traced:
+                if traced is not None:
+                    traces.note(version=str(ref))
+                self._serving.take(ref, loaded.arrays, graph)
         except (KeyError, ValueError) as exc:
             self._refuse(ref, exc)
             return

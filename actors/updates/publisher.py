@@ -26,6 +26,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
+from ...store import traces
 from ...store.errors import ModelLostError, ModelNotFoundError, TensorVineError
 from ...store.metrics import COMMIT, PAUSE
 from ...store.refs import ModelRef, check_name
@@ -236,6 +237,7 @@ class Publisher:
         self._left_at = time.perf_counter()
         return due and not busy
 
+    @traces.traced("publish")
     def publish(self, model: object, loss: float | None = None) -> PendingSave:
         """Publish a version now, regardless of the schedule.
 
@@ -254,6 +256,7 @@ class Publisher:
             TensorVineError: the errors of `Repository.save_async`. The failure is also counted in the report.
         """
         self._opened.check()
+        traces.note(model=self.name, iteration=self._iteration)
         self._start()
         self._settle(wait=True)
         begun = time.perf_counter()

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ....store import traces
 from ....store.counting import Counts
 from ....store.errors import TensorVineError
 from ....store.metrics import SAVE, SAVED_BYTES
@@ -62,6 +63,8 @@ class _Work:
     """Where they lie in this process."""
     begun: float = field(default_factory=time.perf_counter)
     """When it was asked for, by `time.perf_counter`."""
+    context: object = field(default_factory=traces.current)
+    """The span within which it was asked for."""
 
 
 class Saves:
@@ -205,12 +208,16 @@ class Saves:
 
     def _saved(self, work: _Work, staged: Callable[[], None]) -> Saved:
         """Carry a save out, and count it."""
-        try:
-            saved = self.saver.save(work.request, work.pending, staged, work.upload)
-        except Exception as exc:
-            self._session.counts.failed("save", exc)
-            raise
-        count_save(self._session.counts, saved, time.perf_counter() - work.begun)
+        counts = self._session.counts
+        with traces.span("save", work.context) as traced:
+            try:
+                saved = self.saver.save(work.request, work.pending, staged, work.upload)
+            except Exception as exc:
+                counts.failed("save", exc)
+                raise
+            if traced is not None:
+                traces.note(version=str(saved.ref), bytes=saved.bytes_written)
+        count_save(counts, saved, time.perf_counter() - work.begun)
         return saved
 
     def _next(self) -> _Work | None:
