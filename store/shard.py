@@ -14,10 +14,11 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from .archive.manifestfile import Manifest, manifest_name
+from .counting import Counted
 from .errors import CorruptDataError, Unreadable
 from .graphs.index import PrefixQuery
 from .holders import Lease, Query
@@ -85,6 +86,8 @@ class ShardStats:
     waiting_for_disk: int = 0
     """Number of saves waiting because the background writer's queue is full. The queue is full if it contains 1,024
     versions, or if its size exceeds `lag_bytes` (see `Repository.start`)."""
+    counted: Counted = field(default_factory=dict[str, list[float]], repr=False)
+    """Counters and histograms since the shard started, as `tensorvine metrics` exports them."""
 
 
 @dataclass(frozen=True, slots=True)

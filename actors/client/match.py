@@ -8,13 +8,16 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 
+from ...store import traces
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Query
+from ...store.metrics import QUERIES, QUERY
 from ...store.refs import ModelRef
 from ...store.versions.version import Match
 from ..rpc.messages import Matches
@@ -122,6 +125,7 @@ class Prefixes:
         self._catalog = catalog
         self._reader = reader
 
+    @traces.traced("query")
     def longest(
         self, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None = None
     ) -> list[PrefixMatch | None]:
@@ -131,14 +135,21 @@ class Prefixes:
             graphs: what is looked for.
             meanwhile: called while the shards look; what it raises is raised here, and nothing stays pinned.
         """
+        begun, counts = time.perf_counter(), self._session.counts
         query, asked = self._session.pins.query()
         try:
             found = self._longest(query, graphs, meanwhile)
             asked.kept()
-            return found
-        except BaseException:
+        except BaseException as exc:
             asked.abort()
+            counts.failed("query", exc)
             raise
+        counts.observe(QUERY, time.perf_counter() - begun)
+        none = found.count(None)
+        traces.note(found=len(found) - none, graphs=len(found))
+        counts.add(QUERIES, len(found) - none, "found")
+        counts.add(QUERIES, none, "none")
+        return found
 
     def _longest(
         self, query: Query, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,11 @@ import numpy as np
 from cachetools import LRUCache
 
 from ...planner.topology import Topology
+from ...store import traces
 from ...store.arrays import dtype_of
+from ...store.counting import Counts
 from ...store.errors import ModelLostError, MovedError, OptionError, TensorMismatchError, TensorNotFoundError
+from ...store.metrics import LOAD, LOADED_BYTES, LOOKUPS
 from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.segment import Block, Offset, SegmentId
 from ...store.versions.manifest import TensorEntry, slots_of
@@ -61,6 +65,8 @@ class Loaded:
     """Transport -> bytes of the tensors that came by it; those that this client has already count for none."""
     digests_checked: bool
     """All that travelled was held against its content hashes."""
+    created_ns: int
+    """When the version was committed, by the clock of its shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class _Plan:
     """Where the tensors of a load lie in mapped memory, and until when this is the version to load."""
 
     ref: ModelRef
+    created_ns: int
     rows: list[_Row]
     nbytes: int
     """Of the tensors."""
@@ -82,6 +89,7 @@ class _Found:
     """What shards answered."""
 
     ref: ModelRef
+    created_ns: int
     chosen: dict[str, TensorEntry]
     """The table, as far as it was asked for."""
     near: set[SegmentId]
@@ -113,7 +121,9 @@ class Reader:
         self._catalog = catalog
         self._shared = SharedMemoryTransport(session)
         self._fetcher = Fetcher(
-            far if far is not None else far_transports(session), lambda segment: session.topology.where(segment)
+            far if far is not None else far_transports(session),
+            lambda segment: session.topology.where(segment),
+            session.counts,
         )
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: tuple[Fetched, Topology] | None = None
@@ -195,6 +205,23 @@ class Reader:
         self._fetcher.close()
 
     def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
+        """Load, and count it."""
+        begun, counts = time.perf_counter(), self._session.counts
+        with traces.span("load") as traced:
+            try:
+                loaded, planned = self._brought(model, selection, timeout, transport, verify)
+            except Exception as exc:
+                counts.failed("load", exc)
+                raise
+            if traced is not None:
+                traces.note(version=str(loaded.ref), bytes=sum(loaded.transports.values()))
+        count_load(counts, loaded.transports, planned, time.perf_counter() - begun)
+        return loaded
+
+    def _brought(
+        self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool
+    ) -> tuple[Loaded, bool]:
+        """Load; return also whether the places were known without a message."""
         self._session.opened.check()
         if transport not in (AUTO, SHARED, *self._fetcher.names):
             raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
@@ -202,12 +229,13 @@ class Reader:
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
-            return plan
+            return plan, True
+        self._session.keep_alive()
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
         while True:
             home = self._session.home(name)
             try:
-                return self._fetched(key, wish)
+                return self._fetched(key, wish), False
             except MovedError as exc:
                 self._session.moved(name, home, exc, wish.deadline)
             except _NewerError:
@@ -230,7 +258,7 @@ class Reader:
                 blocks[segment] = locked
         except MovedError:  # a shard of the plan has drained
             return None
-        return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True)
+        return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True, plan.created_ns)
 
     def _keep(self, key: Key, plan: _Plan) -> None:
         with self._lock:
@@ -257,12 +285,12 @@ class Reader:
         rows = _rows(found.chosen, offsets)
         if not far and found.epoch is not None:
             places = {segment: held[segment][0] for segment in found.near}
-            self._keep(key, _Plan(found.ref, rows, near, places, found.home, found.epoch))
+            self._keep(key, _Plan(found.ref, found.created_ns, rows, near, places, found.home, found.epoch))
         blocks = {segment: held[segment][1] for segment in found.near}
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(found.chosen):
             transports[SHARED] = near
-        return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far)
+        return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far, found.created_ns)
 
     def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:
         """Ask for the manifest, and for the blocks that are not `held`; lock those that are told."""
@@ -296,7 +324,8 @@ class Reader:
             self._lock_all(held, blocks, wish.deadline)
         near = {segment for segment in needed if segment not in lacking or shards[segment] in mapped_shards}
         complete = not any(_lacking(held, part) for part in missing.values())
-        return _Found(ref, chosen, near, complete, home, fetched.epoch if mapped else None)
+        created_ns = fetched.header.created_ns
+        return _Found(ref, created_ns, chosen, near, complete, home, fetched.epoch if mapped else None)
 
     def _lock_all(self, held: _Held, blocks: Mapping[SegmentId, Block], deadline: Deadline) -> None:
         """Lock blocks, and add to what is `held` those that are what they were said to be."""
@@ -365,6 +394,21 @@ class Reader:
 
 class _NewerError(Exception):
     """The version that was the latest when the load began is so no more."""
+
+
+def count_load(counts: Counts, transports: Mapping[str, int], planned: bool, seconds: float) -> None:
+    """Count a load.
+
+    Args:
+        counts: the client's.
+        transports: transport -> bytes that came by it.
+        planned: the places were known without a message.
+        seconds: its duration.
+    """
+    counts.observe(LOAD, seconds)
+    counts.add(LOOKUPS, 1.0, "hit" if planned else "miss")
+    for transport, nbytes in transports.items():
+        counts.add(LOADED_BYTES, nbytes, transport)
 
 
 def _selection(

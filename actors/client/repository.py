@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...store import html
 from ...store.archive import interchange
 from ...store.errors import (
     GraphError,
@@ -30,7 +31,7 @@ from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import Model, ModelRef, check_name, split_ref
-from ...store.shard import UnreadFile
+from ...store.shard import ShardStats, UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
@@ -41,6 +42,7 @@ from .deployment import Closes, Deployment
 from .launch import Launched
 from .lineage import Lineage
 from .match import Prefixes, PrefixMatch
+from .progress import bar, each
 from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+HTML_S = 2.0
+"""How long the shards may take to answer for a notebook's cell."""
 
 Architecture: TypeAlias = "ModelGraph | keras.Model | nn.Module"
 """An architecture: a graph, or a model that has one."""
@@ -88,6 +93,14 @@ class Repository(Deployment):
         self._verifier = Verifier(self._session, self._lineage)
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
+
+    def _repr_html_(self) -> str:
+        if self._session.opened.closed:
+            return html.facts(repr(self), ())
+        found = [one for one in self.stats_by_shard(HTML_S).values() if isinstance(one, ShardStats)]
+        silent = len(self._session.topology.alive) - len(found)
+        told = f"<p>{silent} shards do not answer</p>" if silent else ""
+        return html.facts(repr(self), ()) + RepositoryStats.of(found)._repr_html_() + told
 
     def save(
         self,
@@ -495,7 +508,8 @@ class Repository(Deployment):
             if found:
                 return found
         refs = self.models() if model is None else [self._header(model).ref]
-        return found + [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+        shown = each(refs, f"verify of {self.name}", "versions", len(refs))
+        return found + [problem for ref in shown for problem in self._verifier.check(ref, timeout)]
 
     def unreadable(self) -> list[UnreadFile]:
         """List the files on disk that could not be read when the repository started and still cannot be read.
@@ -533,7 +547,10 @@ class Repository(Deployment):
             interchange.write_keras(path, built)
             return
         info = self.info(model)
-        files.write(path, info, self.graph(info.ref), self.load(info.ref))
+        with bar(f"export of {info.ref}", "bytes", 2 * info.bytes_total) as advance:
+            tensors = self.load(info.ref)
+            advance(info.bytes_total)
+            files.write(path, info, self.graph(info.ref), tensors)
 
     def import_(self, path: str | os.PathLike[str], name: str, **as_save: Any) -> Saved:
         """Save the tensors of a file as a new version.
@@ -553,8 +570,11 @@ class Repository(Deployment):
             CorruptDataError: if the file is damaged.
             TensorVineError: the errors of `save`.
         """
-        tensors, stored = files.read(path)
-        return self.save(name, tensors, **stored | as_save)
+        nbytes = [0]
+        with bar(f"import of {name}", "bytes", measure=lambda: (nbytes[0], 2 * nbytes[0] or None)):
+            tensors, stored = files.read(path)
+            nbytes[0] = sum(array.nbytes for array in tensors.values())
+            return self.save(name, tensors, **stored | as_save)
 
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
         """Wait, without polling, until a model has a live version with a version number above `after`.

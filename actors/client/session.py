@@ -2,8 +2,8 @@
 
 Rules
 - Calls that may be repeated are repeated until their timeout while a shard restarts; others fail at once.
-- A session lasts as long as its heartbeat. One thread per client renews it and looks after its `pins`; it starts with
-  the first save or prefix query and ends with `close`.
+- A session lasts as long as its heartbeat. One thread per client renews it, looks after its `pins` and reports its
+  counts; it starts with the first save, load or prefix query and ends with `close`.
 - A shard that does not answer for a name (any more, or yet) says so. Then the session learns the newest topology and
   asks again, by turns where the name was and where it is to be, while it is on its way.
 - What all shards are asked counts when all were asked at one time: where names were on their way, all are asked again.
@@ -21,6 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...planner.topology import Topology
+from ...store.counting import Counts
 from ...store.errors import (
     ClosedError,
     EngineStoppedError,
@@ -45,6 +46,7 @@ from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from .connections import Connection, Connections
 from .pins import Pins
+from .reporting import Reporting
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +106,9 @@ class Session:
         self.at_renewal: Callable[[], None] = lambda: None
         """Called whenever the session was renewed."""
         self.pins = Pins(self)
+        self.counts = Counts()
+        """Counts of this client."""
+        self._reporting = Reporting(self.planner, self.client, self.counts)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -347,7 +352,7 @@ class Session:
     # ---- heartbeat ------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
-        """Have the session renewed from now on."""
+        """Have the session renewed, and its counts reported, from now on."""
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
@@ -363,7 +368,8 @@ class Session:
             self._thread.join(timeout=5.0)
         if not self.opened.close():  # another thread closed it meanwhile
             return
-        farewells: list[Answer[None]] = []
+        report = self._reporting.send(last=True)
+        farewells: list[Answer[None]] = [report] if report is not None else []
         alive = set(self.topology.alive)  # of names that moved, a shard may have pins of whom it never met
         for shard in alive if self.topology.version else alive & self._greeted:
             with contextlib.suppress(TensorVineError):
@@ -382,6 +388,7 @@ class Session:
                 self.pins.tidy()
                 if time.monotonic() - renewed >= RENEW_S:
                     renewed = time.monotonic()
+                    self._reporting.send()
                     self.pins.renew(RENEW_S)
                     self.at_renewal()
                     quiet = False

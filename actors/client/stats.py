@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...store import html
 from ...store.shard import ShardStats
+from ...store.sizes import size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,21 @@ class RepositoryStats:
     """Size of the segment files on disk, in bytes. The segment files contain the tensors."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
+
+    def _repr_html_(self) -> str:
+        columns = ("shard", "versions", "tensors", "in memory", "capacity", "on disk", "unwritten")
+        rows = [
+            (
+                one.shard,
+                f"{one.models:,}",
+                f"{one.tensors:,}",
+                *map(size, (one.bytes_memory, one.capacity, one.bytes_disk)),
+                one.versions_unwritten,
+            )
+            for one in self.shards
+        ]
+        title = f"{self.models:,} versions, {self.tensors:,} tensors, {size(self.bytes_memory)} in memory"
+        return html.table(title, columns, rows)
 
     @classmethod
     def of(cls, shards: Sequence[ShardStats]) -> RepositoryStats:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...planner.topology import Topology
+from ...store.counting import Counted
 from ..rpc.calls import remote
 from ..rpc.ledger_calls import LedgerCalls
+from .counting import PlannerStats
 from .resizing import ScaleReport
 from .streams import Advice, Delivered, Observed
 
@@ -90,4 +92,14 @@ class PlannerCalls(LedgerCalls):
     @remote("ctl")
     def streams(self) -> dict[str, Advice]:
         """Return what is known of each model that is published: its curve, costs and schedule."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:
+        """Add the counts of a client since its last report; see `ClientCounts.report`."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def stats(self) -> PlannerStats:
+        """Return the statistics of the planner and of all clients."""
         ...

@@ -25,6 +25,7 @@ from typing import TypeVar, TypeVarTuple
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
 from ...store.archive.archive import LOCK_NAME, Archive
+from ...store.counting import Counted
 from ...store.errors import (
     MovedError,
     OperationTimeoutError,
@@ -45,6 +46,7 @@ from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from ..shard.tenure import LEASE_S, Tenure
 from .calls import PlannerCalls
+from .counting import ClientCounts, PlannerStats
 from .following import Following, able_nodes
 from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
@@ -84,6 +86,7 @@ class Planner:
         self._ledger = Ledger()
         self._streams = Streams()
         self._rollouts = Rollouts()
+        self._counts = ClientCounts()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
         self._planning.submit(importlib.import_module, "scipy.optimize")  # half a second that no training waits for
         self._changing = ThreadPoolExecutor(CHANGES, thread_name_prefix="tensorvine-scale")
@@ -119,6 +122,7 @@ class Planner:
         self._ready.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
         self._tenure: Tenure | None = None
         """Until when this is the planner; None: a former one may be."""
+        self._restarts = 0
         if engine.restarted():
             threading.Thread(target=self._start_again, name="tensorvine-recover", daemon=True).start()
         else:
@@ -225,6 +229,25 @@ class Planner:
     async def streams(self) -> dict[str, Advice]:
         return await self._aside(self._streams.advice)
 
+    @answers(PlannerCalls.counted)
+    async def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:
+        self._counts.report(client, serial, counted, gauges)
+
+    @answers(PlannerCalls.stats)
+    async def stats(self) -> PlannerStats:
+        restarts = await asyncio.to_thread(self._registry.restarts)
+        topology = self._topology
+        return PlannerStats(
+            shards=len(topology.alive),
+            draining=len(topology.leaving),
+            trainings=self._streams.running(),
+            clients=self._counts.live(),
+            restarts=self._restarts,
+            shard_restarts={shard: restarts.get(shard, 0) for shard in topology.alive},
+            counted=dict(self._counts.total),
+            gauges=self._counts.gauges(),
+        )
+
     async def _aside(self, work: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
         """Plan in a thread of its own, one thing at a time, so that no commit waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._planning, work, *arguments)
@@ -289,6 +312,7 @@ class Planner:
         while True:
             try:
                 self._tenure = self._tenure or self._enter()
+                self._restarts = self._restarts or self._registry.count_planner_restart()
                 self._take_path_again()
                 self._topology = self._registry.topology() or self._topology
                 self._count = self._registry.wanted()

@@ -181,6 +181,11 @@ class Streams:
         self._drop_ended()
         return {name: _advice(kept) for name, kept in self._streams.items()}
 
+    def running(self) -> int:
+        """Return how many trainings report. May be called by any thread."""
+        ended = self._clock() - IDLE_S
+        return sum(kept.reported_at > ended for kept in list(self._streams.values()))
+
     def _drop_ended(self) -> None:
         ended = self._clock() - IDLE_S
         self._streams = {name: kept for name, kept in self._streams.items() if kept.reported_at > ended}

@@ -14,7 +14,7 @@ from ...store.versions.ledger import FLOOR
 from ..engine.engine import Engine
 
 _TOPOLOGY, _COUNT, _FLOOR = "topology", "count", "floor/"
-_BEHIND, _RESTARTS, _TENURE = "behind/", "restarts/", "tenure/"
+_BEHIND, _RESTARTS, _TENURE, _PLANNER = "behind/", "restarts/", "tenure/", "planner/"
 
 
 class Registry:
@@ -61,6 +61,10 @@ class Registry:
     def count_restart(self, shard: int) -> int:
         """Return how often a shard has started again, this time included."""
         return self._next(f"{self._own}{_RESTARTS}{shard}/")
+
+    def count_planner_restart(self) -> int:
+        """Return how often the planner has started again, this time included."""
+        return self._next(self._own + _PLANNER)
 
     def restarts(self) -> dict[int, int]:
         """Return how often each shard has started again."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
+from ...store.counting import Counts
 from ...store.shard import ShardState
 from ..engine.engine import Engine
 from ..rpc.messages import RecoveryInfo, ShardConfig
@@ -60,6 +61,8 @@ class ShardContext:
     there."""
     tcp_address: Address | None = field(default=None, init=False)
     """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
+    counts: Counts = field(default_factory=Counts, init=False)
+    """Counts of the shard, for `stats`."""
     requests: int = field(default=0, init=False)
     """Saves begun, versions fetched and prefix queries answered."""
     bytes_sent: int = field(default=0, init=False)

@@ -51,7 +51,11 @@ def take_back(context: ShardContext, history: History | None) -> Restored:
     used = {ModelRef(name, state.ledger.highest(name)): (None, False) for name in names}
     peers.owe(used | state.version_facts())
     if context.config.replicas == 1:
-        log.warning("shard %d restarted: versions that were only in its memory are lost", context.index)
+        log.warning(
+            "shard %d restarted: versions that were only in its memory are lost: save them again; to keep versions "
+            "when a shard dies, start the repository with path= or replicas=2",
+            context.index,
+        )
     return restored
 
 

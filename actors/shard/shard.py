@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...store.errors import StorageError
+from ...store.metrics import METRICS, SHOWN
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
@@ -57,6 +58,8 @@ from .ticker import Ticker
 log = logging.getLogger(__name__)
 
 DISK_PAUSE_S = 2.0
+SHOW_S = 10.0
+"""How often gauges are set in the engine's dashboard."""
 
 
 @composed([Sessions, Writes, Reads, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
@@ -114,6 +117,15 @@ class Shard:
             securing=securing,
             writes=writes,
         )
+        queries = Queries(
+            context,
+            settling,
+            names=names,
+            admission=room,
+            history=history,
+            securing=securing,
+            replica_store=replica_store,
+        )
         parts = (
             sessions,
             writes,
@@ -126,15 +138,7 @@ class Shard:
                 rendezvous=rendezvous,
                 exports=exports,
             ),
-            Queries(
-                context,
-                settling,
-                names=names,
-                admission=room,
-                history=history,
-                securing=securing,
-                replica_store=replica_store,
-            ),
+            queries,
             Holders(
                 context,
                 settling,
@@ -162,6 +166,7 @@ class Shard:
             senders=senders,
             exports=exports,
         )
+        Ticker("gauges", f"shard {context.index}", lambda: SHOW_S, lambda: _show(context, queries))
         care = context.segment_memory.page_care
         care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon
 
@@ -171,6 +176,13 @@ class Shard:
         before = self._names.tag()
         answer = await getattr(self, method)(*arguments)
         return (before if self._names.tag() == before else replace(before, sending=True)), answer
+
+
+def _show(context: ShardContext, queries: Queries) -> None:
+    """Set this shard's gauges in the engine's dashboard."""
+    stats = queries.stats_now()
+    gauges = {metric.name: float(getattr(stats, metric.field)) for metric in METRICS if metric.field in SHOWN}
+    context.engine.show(gauges, {"repository": context.config.repository, "shard": str(context.index)})
 
 
 def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> History:
@@ -184,7 +196,7 @@ def _open_history(context: ShardContext, disk: Disk, settling: Settling) -> Hist
         except StorageError as exc:
             if context.recovery_info is None:
                 raise
-            log.error("shard %d restarts and is waiting for its path: %s", context.index, exc)
+            log.error("shard %d restarts and is waiting for its path: make it accessible: %s", context.index, exc)
             pause.wait(DISK_PAUSE_S)
 
 

@@ -145,7 +145,7 @@ class Tenure:
                     self._show(self._ends)
         else:
             self._over = "another process has replaced it"
-            log.error("%s; it no longer answers", self._lapsed())
+            log.error("%s; it no longer answers until the head of the cluster does: check the head", self._lapsed())
 
     def _keep(self) -> None:
         """Take a new lease, if this is the actor still."""

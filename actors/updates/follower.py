@@ -17,7 +17,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 
+from ...store import traces
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
+from ...store.metrics import ANSWER, CONSUMERS, FETCH, LAG, PUSH, REFUSED, STALENESS, SUPERSEDED, SWAP
 from ...store.refs import ModelRef
 from ...store.waiting import Backoff
 from ..client.fetch.transports import AUTO, SHARED
@@ -121,6 +123,12 @@ class Follower:
         self._answered = 0
         self._skipped = 0
         self._advice: Answer[str] | None = None
+        self._announced: tuple[ModelRef, float] | None = None
+        """The newest version that was announced and is not in use, and since when one is, by `time.monotonic`."""
+        self._counts = repo._session.counts
+        for gauge, value in ((CONSUMERS, lambda: 1.0), (LAG, self._lag), (STALENESS, self._staleness_s)):
+            self._counts.show(gauge, value)
+        repo._session.keep_alive()
         self._closing = threading.Event()
         self._resumed = threading.Event()
         self._resumed.set()
@@ -136,6 +144,7 @@ class Follower:
         """Answer with the newest version that arrived; errors as in `Serving.infer`, and ClosedError after `close`."""
         self._opened.check()
         answer = self._serving.infer(batch, timeout, at_least=at_least, exactly=exactly)
+        self._counts.observe(ANSWER, answer.seconds)
         with self._lock:
             self._answered += 1
             self._answers_s.append(answer.seconds)
@@ -187,13 +196,15 @@ class Follower:
                 continue
             try:
                 newest = self._repo.wait_newer(self._name, after, POLL_S)
-                if newest is not None and self._update(newest, after):
-                    after = newest.version
+                if newest is not None:
+                    self._announced = (newest, self._announced[1] if self._announced else time.monotonic())
+                    after = newest.version if self._update(newest, after) else after
                 failed = False
                 pauses.reset()
             except ModelNotFoundError as exc:
                 log.info("%s: a version was retired before it was fetched: %s", self._name, exc)
             except Exception as exc:  # noqa: BLE001  logged; whatever it is, later versions may be had
+                self._counts.failed("update", exc)
                 if not failed and not self._closing.is_set():
                     log.warning(
                         "%s: the update failed, retrying; the previous version continues to answer: %s", self._name, exc
@@ -216,9 +227,11 @@ class Follower:
         fetched = time.perf_counter()
         try:
             graph = self._repo._catalog.graph_of(ref)
-            with self._swapping:
+            with self._swapping, traces.span("swap") as traced:
                 if not self._resumed.is_set():
                     return False
+                if traced is not None:
+                    traces.note(version=str(ref))
                 self._serving.take(ref, loaded.arrays, graph)
         except (KeyError, ValueError) as exc:
             self._refuse(ref, exc)
@@ -234,18 +247,42 @@ class Follower:
         way = max(far, key=far.__getitem__) if far else SHARED
         nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
         delivery = Delivery(ref, notified_at, fetched - begun, ended - fetched, way, nbytes)
+        skipped = ref.version - after - 1 if after else 0
         with self._lock:
             self._deliveries.append(delivery)
-            self._skipped += ref.version - after - 1 if after else 0
+            self._skipped += skipped
+        self._announced = None
+        if after:  # else it was there before the consumer
+            self._counts.observe(PUSH, notified_at - loaded.created_ns / 1e9)
+        self._counts.observe(FETCH, delivery.fetch_s)
+        self._counts.observe(SWAP, delivery.swap_s)
+        self._counts.add(SUPERSEDED, skipped)
         self._report(delivery, reader.far_transports if far else (SHARED,))
         return True
 
+    def _lag(self) -> float:
+        """Return by how many versions the one in use is behind the newest announced one."""
+        announced, used = self._announced, self._serving.ref
+        if announced is None:
+            return 0.0
+        return float(max(announced[0].version - (used.version if used is not None else 0), 0))
+
+    def _staleness_s(self) -> float:
+        announced = self._announced
+        return time.monotonic() - announced[1] if announced is not None else 0.0
+
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
-        log.error("%s is refused, %s continues to answer: %s", ref, self._serving.ref, exc)
+        self._counts.add(REFUSED)
+        log.error(
+            "%s is refused, %s continues to answer; publish a version that fits the model of build=: %s",
+            ref,
+            self._serving.ref,
+            exc,
+        )
         self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:
-        """Tell the planner what the update took; by the next one it has answered which way is best."""
+        """Report the duration of the update to the planner; its answer names the best transport."""
         with self._lock:
             inference_s = median(self._answers_s) if self._answers_s else None
         seconds = delivery.fetch_s + delivery.swap_s

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from ...store.errors import TensorVineError
+from ...store.errors import TensorVineError, shown
 from ..client import say_error
 from .cluster_files import cluster_files
 from .completion import Commands, without_urls
@@ -25,6 +25,7 @@ from .files import export, import_
 from .life import down, up
 from .lineage import lineage
 from .look import ls, repos, show, status
+from .metrics import metrics
 from .models import retire, wait
 from .sizes import ray_sizes
 from .top import top
@@ -35,16 +36,17 @@ _OURS = __name__.partition(".")[0]
 _HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
     *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    metrics,
     cluster_files,
     ray_sizes,
 )
 
 
 class _OneLine(logging.Formatter):
-    """Writes a message in one line, however many an error of Ray has in it."""
+    """Writes a message in one line, however many an error of Ray has in it, and escapes what does not print."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split())
+        return shown(" ".join(super().format(record).split()))
 
 
 def application() -> typer.Typer:

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....planner.schedules.transfer import TransferSelector
+from ....store.counting import Counts
 from ....store.errors import ShardUnavailableError
+from ....store.metrics import FALLBACKS
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import TensorEntry, sizes_of, slots_of
 from ....store.waiting import Deadline
@@ -61,10 +63,12 @@ class Fetcher:
     Args:
         transports: the preferred one first.
         where: segment -> the shard that holds it.
+        counts: the client's.
     """
 
-    def __init__(self, transports: Sequence[Transport], where: Callable[[SegmentId], int]) -> None:
+    def __init__(self, transports: Sequence[Transport], where: Callable[[SegmentId], int], counts: Counts) -> None:
         self._where = where
+        self._counts = counts
         self._transports = {transport.name: transport for transport in transports}
         self._selector = TransferSelector()
         self._here: dict[SegmentId, _Here] = {}
@@ -135,6 +139,7 @@ class Fetcher:
                     self._selector.failed(name)
                 if not names:
                     raise
+                self._counts.add(FALLBACKS, 1.0, name)
                 log.warning(
                     "%s: transport %r to shard %d failed, trying %s next: %s", wish.what, name, shard, names, str(exc)
                 )

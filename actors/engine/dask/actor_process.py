@@ -19,6 +19,7 @@ from typing import NoReturn
 import cloudpickle
 
 from ....store.errors import ShardUnavailableError
+from ....store.logs import to_stderr
 from .. import process
 from ..sockets.framing import SocketAddress
 from ..sockets.hosting import Host
@@ -66,6 +67,7 @@ def run(boot: Boot) -> NoReturn:
     seat = Seat(boot.cluster, life_of(plan.key, life), boot.address, "", boot.node, life)
     engine = DaskEngine(seat, Switchboard(lambda: AgentLink(boot.agent)))
     process.belongs_to(engine)
+    to_stderr(plan.name)
     try:
         path, made_of = pickle.loads(plan.start)  # noqa: S301  of who started it
         sys.path += [entry for entry in path if entry not in sys.path]

@@ -29,6 +29,7 @@ from typing import cast
 from distributed.comm.core import Comm
 
 from ....store.errors import ShardUnavailableError
+from ....store.logs import to_stderr
 from ....store.waiting import Backoff
 from ..room import available
 from ..sockets.server import CallServer
@@ -223,7 +224,7 @@ def main() -> None:
         hiring.file.write(name)
         if os.fork():
             return
-        logging.basicConfig(level=logging.WARNING)
+        to_stderr(name)
         listener.setblocking(False)
 
         async def run() -> None:

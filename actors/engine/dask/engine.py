@@ -75,6 +75,9 @@ class DaskEngine:
         if self._opened.close():
             self._switchboard.close()
 
+    def show(self, gauges: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Do nothing: Dask's dashboard has no gauges of actors."""
+
     def leave(self) -> None:
         """End all connections, and a client that was made for it, with the cluster that this may have started."""
         self.close()

@@ -97,6 +97,7 @@ class History:
             store=self._store,
             on_disk=self._on_disk,
             progressed=self._settle,
+            counts=context.counts,
         )
         self.numbering = Numbering(config.index, self._archive.directory)
         self.care = Care(context, self._archive, self._tiers, persister, settle)
@@ -156,7 +157,10 @@ class History:
         if blamed not in self._blamed and len(self._blamed) < BLAMES:
             self._blamed.add(blamed)
             log.error(
-                "shard %d: the retention policy failed, all versions stay in memory: %s", self._config.index, blamed
+                "shard %d: the retention policy failed, all versions stay in memory; correct keep= at the next "
+                "start: %s",
+                self._config.index,
+                blamed,
             )
 
     def tidy(self) -> None:

@@ -28,6 +28,7 @@ from cachetools import LRUCache
 from ....store.archive.archive import Archive
 from ....store.archive.manifestfile import Manifest, manifest_name
 from ....store.archive.segmentfile import Slot
+from ....store.counting import Counts
 from ....store.errors import (
     ModelNotFoundError,
     OperationTimeoutError,
@@ -37,6 +38,7 @@ from ....store.errors import (
     without_frames,
 )
 from ....store.graphs.graph import ModelGraph
+from ....store.metrics import SHARD_WRITE, SHARD_WRITE_FAILURES
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, TensorEntry, decode_body
@@ -91,6 +93,7 @@ class Persister:
         store: writes segments of this shard; asks other shards to.
         on_disk: told (version, shard -> its segments of it) when a manifest was written.
         progressed: called, without a lock held, whenever something has reached the disk or failed to.
+        counts: the shard's.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Persister:
         store: Callable[[int, ToStore], Chains],
         on_disk: Callable[[ModelRef, Mapping[int, Sequence[SegmentId]]], None],
         progressed: Callable[[], None],
+        counts: Counts,
     ) -> None:
         self.archive = archive
         self.error: StorageError | None = None
@@ -119,6 +123,7 @@ class Persister:
         self._store = store
         self._on_disk = on_disk
         self._progressed = progressed
+        self._counts = counts
         self._jobs: OrderedDict[ModelRef, Job] = OrderedDict()
         self._current: Job | None = None
         self._changed = threading.Condition()
@@ -287,9 +292,13 @@ class Persister:
                 self._changed.wait()
 
     def _attempt(self, job: Job) -> Exception | None:
+        begun = time.perf_counter()
         try:
             self._write(job)
+            self._counts.observe(SHARD_WRITE, time.perf_counter() - begun)
         except Exception as exc:  # noqa: BLE001 - it goes to the caller that waits for the version, or into the log
+            if not job.cancelled:
+                self._counts.add(SHARD_WRITE_FAILURES)
             return without_frames(exc)
         return None
 
@@ -313,7 +322,7 @@ class Persister:
             job.done.set_result(None)
             return
         if str(known) != str(failure):
-            what = "retrying" if again else "giving up"
+            what = "retrying; check the space and the permissions of the path" if again else "giving up"
             log.warning("shard %d: %s is not on disk, %s: %s", self._index, job.header.ref, what, failure)
         if not again:
             job.done.set_exception(failure)

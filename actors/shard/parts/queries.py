@@ -166,6 +166,10 @@ class Queries:
 
     @answers(QueryCalls.stats)
     async def stats(self) -> ShardStats:
+        return self.stats_now()
+
+    def stats_now(self) -> ShardStats:
+        """Return the statistics of the shard; for a thread, too."""
         with self._lock:
             versions, nbytes = self._history.persister.behind() if self._history is not None else (0, 0)
             return replace(
@@ -183,6 +187,7 @@ class Queries:
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
                 waiting_for_memory=self._admission.waiting_for_memory,
                 waiting_for_disk=self._admission.waiting_for_disk,
+                counted=self._context.counts.copy(),
             )
 
     @answers(QueryCalls.unreadable)

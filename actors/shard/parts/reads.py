@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....store.errors import ModelLostError
+from ....store.metrics import SHARD_READS
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import Block, SegmentId
@@ -144,11 +145,13 @@ class Reads:
             what: names the read in errors.
         """
         kept: list[np.ndarray] = []
-        for _ in range(READ_ROUNDS):
+        for tried in range(READ_ROUNDS):
             with self._lock:
                 wanted = places()
                 if not self._state.absent(wanted):
                     found = self._found(wanted, local)
+                    if wanted:
+                        self._context.counts.add(SHARD_READS, 1.0, "path" if tried else "memory")
                     if kept:
                         self._release_when_locked(kept, found[0], Deadline.after(LOCK_S))
                     return found

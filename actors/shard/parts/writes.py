@@ -24,6 +24,7 @@ import numpy as np
 
 from ....store.errors import CorruptDataError, MovedError, ShardUnavailableError, StorageError
 from ....store.holders import Lease, Query, Save
+from ....store.metrics import SHARD_COMMIT
 from ....store.refs import ModelRef
 from ....store.segments.arena import Part
 from ....store.segments.segment import SegmentId
@@ -271,7 +272,9 @@ class Writes:
                 if late:
                     await self.adopt(draft.save, incarnation, blocks)
                     blocks = []
+                begun = time.perf_counter()
                 committed = await self._commit(draft, client, incarnation, blocks, durable, deadline)
+                self._context.counts.observe(SHARD_COMMIT, time.perf_counter() - begun)
             ref, _ = committed
             with _after(ref):
                 await self._names.unpin(leases)

@@ -132,7 +132,8 @@ class ReplicaSet:
         apart = len({nodes[shard] for shard in (self._index, *chosen)}) == self._copies + 1
         if not apart and (self._apart or not self.backups):
             log.warning(
-                "shard %d: expected %d nodes for its copies; found shards on %d nodes: copies share a node",
+                "shard %d: expected %d nodes for its copies; found shards on %d nodes: copies share a node until "
+                "another node joins",
                 self._index,
                 self._copies + 1,
                 len(set(nodes.values())),

@@ -83,7 +83,7 @@ def restore(context: ShardContext, home_of: Callable[[str], int]) -> Restored:
         if refs is not None:
             restored.refs = refs
             return restored
-    log.error("shard %d restarted: no other shard has a replica of it", index)
+    log.error("shard %d restarted: no other shard has a replica of it; save its lost versions again", index)
     return restored
 
 
@@ -170,7 +170,11 @@ def _admission(segment_memory: SegmentMemory, wanted: Mapping[SegmentId, Origina
         left = [s for s in lengths if s not in parts]
         offsets = segment_memory.grant(_OWNER, [lengths[s] for s in left])
         if not offsets:
-            log.error("%d segments are lost, as they do not fit into the memory: %s", len(left), left[:10])
+            log.error(
+                "%d segments are lost, as they do not fit into the memory; raise store_bytes= at the next start: %s",
+                len(left),
+                left[:10],
+            )
             break
         parts |= {s: Part(offset, lengths[s]) for s, offset in zip(left, offsets, strict=False)}
     return parts

@@ -62,6 +62,7 @@ class Bench:
             store=self.store,
             on_disk=lambda ref, parts: self.on_disk.append(ref),
             progressed=self.settle,
+            counts=context.counts,
         )
 
     def nowhere(self, segment: SegmentId) -> Stored:

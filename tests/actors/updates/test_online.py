@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -508,6 +509,25 @@ class TestConsumer:
         for text in said:
             assert "DeprecationWarning" not in text
             assert "blocking ray.get" not in text
+
+    @pytest.mark.ray
+    def test_a_line_in_an_actor_s_log_has_time_level_and_fields(self, repo, name):
+        if type(repo.engine).__name__ != "RayEngine":
+            pytest.skip("Ray's files")
+
+        class Refuses(Tagged):
+            def assign(self, given: dict[str, np.ndarray]) -> None:
+                raise ValueError("not \x1b[2J this")
+
+        repo.save(name, tensors(1))
+        with Consumer.start(repo, name, Refuses) as consumer:
+            eventually(lambda: consumer.status().refused, "it is refused")
+            pid = pid_of(consumer)
+        folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+        text = "".join(path.read_text() for path in folder.glob(f"worker-*-{pid}.err"))
+        head = rf"^\d{{4}}-\d\d-\d\dT[\d:.]+Z ERROR repository={repo.name} actor=\S+ tensorvine\.actors\.\S+: "
+        (line,) = re.findall(rf"{head}{name}@1 is refused.*$", text, re.MULTILINE)
+        assert line.endswith(r"not \x1b[2J this")
 
     def test_a_build_that_makes_no_model_is_an_error_of_the_start(self, repo, name):
         with pytest.raises(TypeError) as caught:

@@ -18,6 +18,7 @@ from tensorvine.actors.updates.publisher import Publisher
 from tensorvine.actors.updates.trigger import Trigger
 from tensorvine.planner.schedules.schedule import Schedule
 from tensorvine.planner.schedules.stream import PlanRequest
+from tensorvine.store.counting import Counts
 from tensorvine.store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
@@ -111,7 +112,7 @@ class Repo:
         """Saves are staged, and not committed until `ends` is called."""
         self.pending: list[PendingSave] = []
         self.streams = Streams()
-        self._session = SimpleNamespace(planner=self)
+        self._session = SimpleNamespace(planner=self, counts=Counts())
 
     def _submit(self, name: str, tensors: Any, graph: Any, *, until: str, **options: Any) -> PendingSave:
         self.saves += 1
