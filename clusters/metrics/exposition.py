@@ -42,10 +42,10 @@ def collect(repo: Repository) -> bytes:
 
 def text_of(readings: Callable[[], Readings]) -> bytes:
     """Return readings in the text format of Prometheus."""
-    _check_installed()
+    registry = registry_of(readings)
     from prometheus_client import generate_latest
 
-    return generate_latest(registry_of(readings))
+    return generate_latest(registry)
 
 
 def registry_of(readings: Callable[[], Readings]) -> CollectorRegistry:
@@ -54,9 +54,10 @@ def registry_of(readings: Callable[[], Readings]) -> CollectorRegistry:
     Raises:
         CodecUnavailableError: if prometheus-client is not installed.
     """
-    _check_installed()
-    from prometheus_client import CollectorRegistry
-
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError as exc:
+        raise CodecUnavailableError(f"metrics: expected prometheus-client; found {exc}: {to_install('web')}") from exc
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(readings))  # pyright: ignore[reportArgumentType]  # needs no more than `collect`
     return registry
@@ -108,10 +109,3 @@ def _add(family: Any, metric: Metric, labels: tuple[str, ...], values: list[floa
         family.add_metric(labels, buckets, sum_value=total)
     else:
         family.add_metric(labels, values[0])
-
-
-def _check_installed() -> None:
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as exc:
-        raise CodecUnavailableError(f"metrics: expected prometheus-client; found {exc}: {to_install('web')}") from exc
