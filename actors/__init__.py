@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
-    from .planner.streams import Fitted
+    from .planner.streams import Fitted, TrainingStatus
     from .tasks.arrays import load_arrays
     from .tasks.saving import save_arrays
     from .training.directing import ForkReport
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         "TorchTraining",
         "Trainers",
         "Training",
+        "TrainingStatus",
         "Update",
         "find_trainers",
         "fork",
@@ -119,6 +120,7 @@ _MODULES = {
     "TorchTraining": "training.torch.training",
     "Trainers": "training.trainers",
     "Training": "training.training",
+    "TrainingStatus": "planner.streams",
     "Update": "updates.published",
     "find_trainers": "training.mailbox",
     "fork": "training.forks",

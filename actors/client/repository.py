@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,8 @@ from ...store.shard import UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
+from ..planner.calls import PlannerCalls
+from ..planner.streams import TrainingStatus
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
@@ -45,6 +48,7 @@ from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
+from .session import CONTROL_TIMEOUT_S
 from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
@@ -407,6 +411,20 @@ class Repository(Deployment):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
+    def infos(self, prefix: str = "", after: datetime | None = None) -> list[ModelInfo]:
+        """Return the infos of all live versions, with one message per shard.
+
+        Args:
+            prefix: Beginning of the names.
+            after: Only versions created after this time. None means all.
+
+        Returns:
+            The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
+        """
+        after_ns = int(after.timestamp() * 1e9) if after is not None else 0
+        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns))
+        return sorted((ModelInfo.of(header) for part in found for header in part), key=lambda info: info.ref)
+
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
 
@@ -461,6 +479,13 @@ class Repository(Deployment):
     def stats(self) -> RepositoryStats:
         """Return the statistics of the repository, in total and per shard."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
+
+    def trainings(self) -> dict[str, TrainingStatus]:
+        """Return the training runs that publish versions, by the name of the model: losses, loss curve and plan.
+
+        A training run is left out if it has not reported for ten minutes.
+        """
+        return self._session.planner.call(PlannerCalls.streams(), CONTROL_TIMEOUT_S)
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.

@@ -8,7 +8,7 @@ from ...planner.topology import Topology
 from ..rpc.calls import remote
 from ..rpc.ledger_calls import LedgerCalls
 from .resizing import ScaleReport
-from .streams import Advice, Delivered, Observed
+from .streams import Advice, Delivered, Observed, TrainingStatus
 
 
 class PlannerCalls(LedgerCalls):
@@ -78,6 +78,6 @@ class PlannerCalls(LedgerCalls):
         ...
 
     @remote("ctl")
-    def streams(self) -> dict[str, Advice]:
-        """Return what is known of each model that is published: its curve, costs and schedule."""
+    def streams(self) -> dict[str, TrainingStatus]:
+        """Return what is known of each model that is published: its losses, curve, costs and schedule."""
         ...

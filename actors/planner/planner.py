@@ -48,7 +48,7 @@ from .calls import PlannerCalls
 from .following import Following, able_nodes
 from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
-from .streams import Advice, Delivered, Observed, Streams
+from .streams import Advice, Delivered, Observed, Streams, TrainingStatus
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -212,8 +212,8 @@ class Planner:
         return await self._aside(self._streams.delivered, name, told)
 
     @answers(PlannerCalls.streams)
-    async def streams(self) -> dict[str, Advice]:
-        return await self._aside(self._streams.advice)
+    async def streams(self) -> dict[str, TrainingStatus]:
+        return await self._aside(self._streams.statuses)
 
     async def _aside(self, work: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
         """Plan in a thread of its own, one thing at a time, so that no commit waits for it."""

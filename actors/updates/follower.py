@@ -125,11 +125,12 @@ class Follower:
         self._opened.check()
         return self._serving.wait_for(version, timeout)
 
-    def status(self) -> ConsumerStatus:
-        """Return the consumer's status."""
+    def status(self, deliveries: int = KEPT) -> ConsumerStatus:
+        """Return the consumer's status, with at most so many deliveries."""
         with self._lock:
-            deliveries, refused = tuple(self._deliveries), self._serving.refused
-            return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused)
+            latest = tuple(self._deliveries)[max(len(self._deliveries) - deliveries, 0) :]
+            refused = self._serving.refused
+            return ConsumerStatus(self._serving.ref, latest, self._answered, self._skipped, refused)
 
     def close(self) -> None:
         """Stop following and answering. Does nothing if it was closed, or in a forked child."""

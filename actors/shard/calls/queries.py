@@ -52,6 +52,11 @@ class QueryCalls:
         ...
 
     @remote("ctl", repeatable=True)
+    def headers(self, prefix: str, after_ns: int) -> list[Header]:
+        """List the headers of live versions that were created after a time (UTC, ns), with empty metadata."""
+        ...
+
+    @remote("ctl", repeatable=True)
     def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         """List versions whose architecture fits a pattern."""
         ...

@@ -114,6 +114,13 @@ class Queries:
             self._context.tenure.check()
             return self._state.models(prefix)
 
+    @answers(QueryCalls.headers)
+    async def headers(self, prefix: str, after_ns: int) -> list[Header]:
+        with self._lock:
+            self._context.tenure.check()
+            found = self._state.headers(prefix, after_ns)
+        return [replace(header, metadata="{}") if header.metadata != "{}" else header for header in found]
+
     @answers(QueryCalls.find)
     async def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
         with self._lock:

@@ -1,0 +1,48 @@
+"""Runs the application until it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ...store.errors import OptionError
+
+LEAVE_S = 2
+"""How long requests may take to end after an interrupt."""
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        OptionError: if the address cannot be used.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as exc:
+        raise OptionError(f"web page: expected a free address; cannot listen at {host} port {port}: {exc}") from exc
+
+
+def serve(application: ASGIApp, listener: socket.socket) -> None:
+    """Answer requests until Ctrl-C is pressed or the process is terminated."""
+    with contextlib.suppress(KeyboardInterrupt):
+        server(application).run(sockets=[listener])
+
+
+def server(application: ASGIApp) -> uvicorn.Server:
+    """Return a server that logs no requests: their addresses may hold the token."""
+    config = uvicorn.Config(
+        application,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LEAVE_S,
+        ws="none",
+    )
+    return uvicorn.Server(config)
