@@ -411,19 +411,22 @@ class Repository(Deployment):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
-    def infos(self, prefix: str = "", after: datetime | None = None) -> list[ModelInfo]:
+    def infos(
+        self, prefix: str = "", after: datetime | None = None, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[ModelInfo]:
         """Return the infos of all live versions, with one message per shard.
 
         Args:
             prefix: Beginning of the names.
             after: Only versions created after this time. None means all.
+            timeout: Seconds to wait for all shards together.
 
         Returns:
             The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
         """
         after_ns = int(after.timestamp() * 1e9) if after is not None else 0
-        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns))
-        return sorted((ModelInfo.of(header) for part in found for header in part), key=lambda info: info.ref)
+        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns), seconds_of(timeout))
+        return sorted((ModelInfo.of_row(row) for part in found for row in part), key=lambda info: info.ref)
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
@@ -480,12 +483,15 @@ class Repository(Deployment):
         """Return the statistics of the repository, in total and per shard."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
 
-    def trainings(self) -> dict[str, TrainingStatus]:
+    def trainings(self, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, TrainingStatus]:
         """Return the training runs that publish versions, by the name of the model: losses, loss curve and plan.
 
         A training run is left out if it has not reported for ten minutes.
+
+        Args:
+            timeout: Seconds to wait for the planner.
         """
-        return self._session.planner.call(PlannerCalls.streams(), CONTROL_TIMEOUT_S)
+        return self._session.planner.call(PlannerCalls.streams(), seconds_of(timeout))
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.

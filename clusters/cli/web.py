@@ -31,8 +31,9 @@ def web(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Let viewers retire versions and change the number of shards.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen at. Others than the default are open to the network.")]
-    = LOOPBACK,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Others than the default are open to the network.")
+    ] = LOOPBACK,
     hostname: Annotated[
         list[str] | None,
         typer.Option(help="Further name under which browsers reach the page, such as that of a proxy. Repeatable."),

@@ -108,7 +108,9 @@ class Web:
         routes: list[Route | Mount] = [
             Route(path, answer, methods=[known[path].method]) for path, answer in answers.items()
         ]
-        routes.append(Route("/api/openapi.json", self._asked(lambda _: openapi.described(metadata.version("tensorvine")))))
+        routes.append(
+            Route("/api/openapi.json", self._asked(lambda _: openapi.described(metadata.version("tensorvine"))))
+        )
         routes += [Route("/" if name == "now" else f"/{name}", self._page(name)) for name in pages.PAGES]
         routes.append(Mount("/static", StaticFiles(directory=STATIC)))
         # The metrics stand here, behind the token: Route("/metrics", ...), from clusters/metrics.
@@ -163,9 +165,16 @@ class Web:
 
     def _version(self, request: Request) -> object:
         facts = self._now.snapshot()
-        consumers, trainings = (cast("list[dict[str, object]]", facts.get(key, [])) for key in ("consumers", "trainings"))
+        consumers, trainings = (
+            cast("list[dict[str, object]]", facts.get(key, [])) for key in ("consumers", "trainings")
+        )
         brief = request.query_params.get("brief") == "1"
-        return self._source.ask(lambda repo: version(repo, _ref(repo, request, "ref"), consumers, trainings, brief))
+
+        def ask(repo: Repository) -> object:
+            forest, _ = self._grown(repo)
+            return version(repo, forest, _ref(repo, request, "ref"), consumers, trainings, brief)
+
+        return self._source.ask(ask)
 
     async def _compare(self, request: Request) -> Response:
         def ask(repo: Repository) -> bytes:
@@ -185,15 +194,23 @@ class Web:
         return {"versions": rows(found), "count": count}
 
     def _lineage(self, request: Request) -> object:
-        listing = self._source.ask(self._versions.listing)
+        def ask(repo: Repository) -> object:
+            forest, count = self._grown(repo)
+            focus = _ref(repo, request, "ref") if request.query_params.get("ref") else None
+            line = repo.lineage(focus) if focus is not None else []
+            nodes = window(forest, focus, line, frozenset(request.query_params.getlist("open")))
+            return {"focus": focus, "count": count, "nodes": nodes}
+
+        return self._source.ask(ask)
+
+    def _grown(self, repository: Repository) -> tuple[Forest, int]:
+        """Return all live versions by their parents, and how many there are."""
+        listing = self._versions.listing(repository)
         serial, forest = self._forest
         if serial != listing.serial:
             forest = Forest.of(listing.infos)
             self._forest = listing.serial, forest
-        focus = self._source.ask(lambda repo: _ref(repo, request, "ref")) if request.query_params.get("ref") else None
-        line = self._source.ask(lambda repo: repo.lineage(focus)) if focus is not None else []
-        nodes = window(forest, focus, line, frozenset(request.query_params.getlist("open")))
-        return {"focus": focus, "count": len(listing.infos), "nodes": nodes}
+        return forest, len(listing.infos)
 
     # ---- changes --------------------------------------------------------------------------------------
 

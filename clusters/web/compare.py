@@ -80,8 +80,9 @@ def _paired(a: Layer, b: Layer, match: str) -> Row:
 
 
 def _by_name(a: Sequence[str], b: Sequence[str]) -> list[tuple[str | None, str | None]]:
-    olds = set(a)
-    return [(name if name in olds else None, name) for name in b] + [(name, None) for name in a if name not in set(b)]
+    olds, news = set(a), set(b)
+    pairs: list[tuple[str | None, str | None]] = [(name if name in olds else None, name) for name in b]
+    return pairs + [(name, None) for name in a if name not in news]
 
 
 def _kept(old: str | None, new: str | None, in_a: set[str], in_b: set[str]) -> tuple[str | None, str | None]:
@@ -96,13 +97,14 @@ def _tensor(
     owners: tuple[Mapping[str, ModelRef], Mapping[str, ModelRef]],
 ) -> dict[str, object]:
     old, new = pair
-    row: dict[str, Any] = {"a": old, "b": new}
+    row: dict[str, object] = {"a": old, "b": new}
     row |= {"owner_a": owners[0].get(old) if old else None, "owner_b": owners[1].get(new) if new else None}
     if old is not None and new is not None:
         told = found[old, new]
         return row | {"state": "equal" if told.equal else "changed"} | asdict(told)
     dtype, shape, nbytes = gone[old] if old is not None else fresh[new or ""]
-    return row | {"state": "gone" if new is None else "new", "dtypes": [dtype], "shapes": [shape], "nbytes": nbytes}
+    row |= {"state": "gone" if new is None else "new", "dtypes": [dtype], "shapes": [shape], "nbytes": nbytes}
+    return row
 
 
 def _row(row: Row, tensors: list[dict[str, object]]) -> dict[str, object]:

@@ -64,7 +64,9 @@ def differences(
         yield from (difference(before[mine], after[theirs]) for mine, theirs in group)
 
 
-def sizes(repository: Repository, ref: ModelRef, names: Sequence[str]) -> Mapping[str, tuple[str, tuple[int, ...], int]]:
+def sizes(
+    repository: Repository, ref: ModelRef, names: Sequence[str]
+) -> Mapping[str, tuple[str, tuple[int, ...], int]]:
     """Return dtype, shape and bytes of tensors."""
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
     for begin in range(0, len(names), GROUP):

@@ -3,6 +3,7 @@
 Rules
 - Pure: versions in, nodes out. A window never has more than `MOST` nodes, however many versions there are.
 - Five or more children of one version that have no children and whose names differ in digits only become one fold.
+- Of the children with children, those with the largest families are shown; five or more others become one fold.
 - Five or more versions in a row with one child each, and names that differ in digits only, become one fold.
 - What does not fit into the window is counted by a node of kind "more".
 - Parents that are retired are nodes, too; what they derive from is known only for the version in focus.
@@ -10,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +22,10 @@ from ...store.versions.manifest import ModelInfo
 
 ALIKE = 5
 """So many like versions become one node."""
-MOST = 220
+MOST = 120
 """Nodes of a window."""
+BRANCHES = 8
+"""Children with children that are shown."""
 ANCESTORS = 30
 """Ancestors of the focus that a window shows."""
 ROOT = "roots"
@@ -45,7 +49,7 @@ class Node:
     count: int = 1
     """Versions that the node stands for."""
     children: int = 0
-    """Live children of the version."""
+    """Live children of the version; of a fold, all that derives from its versions."""
     quality: float | None = None
     """The highest one."""
     created: str | None = None
@@ -60,6 +64,8 @@ class Forest:
 
     infos: Mapping[ModelRef, ModelInfo]
     children: dict[ModelRef | None, list[ModelRef]] = field(default_factory=dict[ModelRef | None, list[ModelRef]])
+    families: dict[ModelRef, int] = field(default_factory=dict[ModelRef, int])
+    """Version -> live versions that derive from it."""
 
     @classmethod
     def of(cls, infos: Mapping[ModelRef, ModelInfo]) -> Forest:
@@ -70,6 +76,7 @@ class Forest:
             if parent is not None and parent not in infos and parent not in made.children:
                 made.children.setdefault(None, []).append(parent)
             made.children.setdefault(parent, []).append(ref)
+        made.families.update(_families(made.children))
         return made
 
     def below(self, ref: ModelRef | None) -> list[ModelRef]:
@@ -105,9 +112,7 @@ def window(
     return list(nodes.values())
 
 
-def _grow(
-    nodes: dict[str, Node], forest: Forest, focus: ModelRef | None, opened: Collection[str], most: int
-) -> None:
+def _grow(nodes: dict[str, Node], forest: Forest, focus: ModelRef | None, opened: Collection[str], most: int) -> None:
     """Add what derives from the focus, nearest first, while there is room."""
     queue = deque([(focus, str(focus) if focus is not None else None)])
     while queue:
@@ -121,7 +126,9 @@ def _grow(
                 nodes[key] = Node(key, "more", place, str(left[0]), str(left[-1]), len(left))
                 break
             if len(group) > 1:
-                _fold(nodes, forest, f"alike:{ref or ROOT}:{stem(group[0])}", group, place)
+                branches = bool(forest.below(group[0]))
+                key = f"branches:{ref or ROOT}" if branches else f"alike:{ref or ROOT}:{stem(group[0])}"
+                _fold(nodes, forest, key, group, place)
             else:
                 queue.append((group[0], _add(nodes, forest, group[0], place)))
 
@@ -146,18 +153,36 @@ def _past_chain(
 
 
 def _grouped(forest: Forest, ref: ModelRef | None, opened: Collection[str]) -> Iterator[list[ModelRef]]:
-    """Yield the children of a version: those with children alone, then folds, then the others alone."""
+    """Yield the children of a version: those with children, then folds, then the others."""
     leaves: dict[str, list[ModelRef]] = {}
+    branches: list[ModelRef] = []
     for child in forest.below(ref):
         if forest.below(child) or child not in forest.infos:
-            yield [child]
+            branches.append(child)
         else:
             leaves.setdefault(stem(child), []).append(child)
+    branches.sort(key=lambda child: -forest.families.get(child, 0))
+    few = len(branches) < BRANCHES + ALIKE or f"branches:{ref or ROOT}" in opened
+    shown = len(branches) if few else BRANCHES
+    yield from ([child] for child in branches[:shown])
+    if branches[shown:]:
+        yield branches[shown:]
     for name, group in sorted(leaves.items(), key=lambda one: -len(one[1])):
         if len(group) >= ALIKE and f"alike:{ref or ROOT}:{name}" not in opened:
             yield group
         else:
             yield from ([one] for one in group)
+
+
+def _families(children: Mapping[ModelRef | None, Sequence[ModelRef]]) -> dict[ModelRef, int]:
+    """Count what derives from each version, from the leaves up."""
+    order: list[ModelRef] = list(children.get(None, ()))
+    for ref in order:  # grows while it is read
+        order.extend(children.get(ref, ()))
+    counts: dict[ModelRef, int] = {}
+    for ref in reversed(order):
+        counts[ref] = sum(1 + counts[child] for child in children.get(ref, ()))
+    return counts
 
 
 def stem(ref: ModelRef) -> str:
@@ -181,7 +206,13 @@ def _add(nodes: dict[str, Node], forest: Forest, ref: ModelRef, parent: str | No
 
 
 def _fold(nodes: dict[str, Node], forest: Forest, key: str, group: Sequence[ModelRef], parent: str | None) -> None:
-    nodes[key] = _summed(key, "fold", parent, [forest.infos[ref] for ref in group if ref in forest.infos])
+    known = [forest.infos[ref] for ref in group if ref in forest.infos]
+    if not known:  # all of them are retired
+        nodes[key] = Node(key, "more", parent, str(group[0]), str(group[-1]), len(group))
+        return
+    nodes[key] = _summed(key, "fold", parent, known)
+    nodes[key].count = len(group)
+    nodes[key].children = sum(forest.families.get(ref, 0) for ref in group)
 
 
 def _summed(key: str, kind: str, parent: str | None, infos: Sequence[ModelInfo]) -> Node:
@@ -201,4 +232,4 @@ def _summed(key: str, kind: str, parent: str | None, infos: Sequence[ModelInfo])
 
 def _best(qualities: Iterable[float | None]) -> float | None:
     known = [quality for quality in qualities if quality is not None]
-    return max(known, key=lambda quality: (quality == quality, quality)) if known else None  # noqa: PLR0124  NaN last
+    return max(known, key=lambda quality: (not math.isnan(quality), quality)) if known else None

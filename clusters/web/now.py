@@ -24,12 +24,12 @@ from ...actors.planner.streams import Fitted, TrainingStatus
 from ...actors.updates.follower import ConsumerStatus
 from ...actors.updates.watching import ConsumerWatch
 from ...planner.curves.forms import FORMS
-from ...store.errors import RepositoryNotFoundError, TensorVineError
+from ...store.errors import TensorVineError
 from ...store.refs import ModelRef
 from ..nodes import Machine, check_there, machines
 from ..pulse import Beat, Pulse
 from .source import Source
-from .versions import Listing, Versions, rows
+from .versions import Listing, Versions, load_of, rows
 
 TICK_S = 0.5
 PLACES_S = 5.0
@@ -78,7 +78,7 @@ class Now:
             self._forget()
 
     def _fresh(self) -> dict[str, object]:
-        about = {"repository": self._source.name, "time": datetime.now(UTC).isoformat()}
+        about: dict[str, object] = {"repository": self._source.name, "time": datetime.now(UTC).isoformat()}
         try:
             return about | {"state": "ok", "trouble": "", **self._source.ask(self._looked)}
         except TensorVineError as exc:
@@ -90,7 +90,11 @@ class Now:
         if self._look is None or self._look.repository is not repository:
             self._forget()
             self._look = _Look(repository, self._versions)
-        return self._look.facts()
+        facts = self._look.facts()
+        if self._look.is_silent:  # perhaps another repository of this name runs by now: connect again
+            self._forget()
+            self._source.forget(repository)
+        return facts
 
     def _forget(self) -> None:
         look, self._look = self._look, None
@@ -117,18 +121,24 @@ class _Look:
         self._machines: list[Machine] = []
         self._answered: dict[str, tuple[float, int]] = {}
         self._trouble: dict[str, str] = {}
+        self._listing = Listing({}, 0)
+        self.is_silent = False
+        """No shard has answered."""
 
     def facts(self) -> dict[str, object]:
         """Ask all, and return it as the page shows it."""
         self._trouble = {}
         self._tried("cluster", self._places, None)
         beats = self._pulse.look()
-        if not any(beat.stats for beat in beats):
-            why = beats[0].trouble if beats else "it has no shards"
-            raise RepositoryNotFoundError(f"expected an answer from a shard; {why}")
-        count = sum(beat.stats.models for beat in beats if beat.stats is not None)
-        listing = self._tried("versions", partial(self._versions.listing, self.repository, count), Listing({}, 0))
-        trainings = self._tried("training runs", self.repository.trainings, dict[str, TrainingStatus]())
+        known = [beat.stats for beat in beats if beat.stats is not None]
+        self.is_silent = not known
+        if len(known) == len(beats):
+            ask = partial(self._versions.listing, self.repository, load_of(known))
+            self._listing = self._tried("versions", ask, self._listing)
+        listing = self._listing
+        trainings = self._tried(
+            "training runs", partial(self.repository.trainings, ANSWER_S), dict[str, TrainingStatus]()
+        )
         consumers = self._watch.statuses(self._actors, ANSWER_S)
         shown = [self._consumer(name, told, listing) for name, told in sorted(consumers.items())]
         return {
@@ -139,7 +149,7 @@ class _Look:
             "consumers": shown,
             "traffic": _traffic(consumers),
             "runs": [{"run": run, "ranks": ranks} for run, ranks in sorted(self._runs().items())],
-            "newest": rows(listing.newest()),
+            "newest": rows(listing.newest),
             "missing": self._trouble,
         }
 
@@ -218,7 +228,9 @@ def training(name: str, told: TrainingStatus) -> dict[str, object]:
     """Return a training run as JSON has it."""
     planned = told.schedule.iterations if told.schedule is not None else ()
     ahead = [iteration for iteration in planned if iteration > told.iteration][:PLANNED]
-    curve = drawn(told.curve, told.losses[0][0], max([told.iteration, *ahead[:8]])) if told.curve and told.losses else []
+    curve = (
+        drawn(told.curve, told.losses[0][0], max([told.iteration, *ahead[:8]])) if told.curve and told.losses else []
+    )
     return {
         "model": name,
         "iteration": told.iteration,
@@ -249,9 +261,8 @@ def drawn(curve: Fitted, first: int, last: int) -> list[tuple[int, float]]:
 
 def _lag(model: str, ref: ModelRef | None, listing: Listing) -> dict[str, object]:
     """Return how many versions a consumer is behind, and since when."""
-    newer = [
-        info for info in listing.infos.values() if info.ref.name == model and (ref is None or info.ref.version > ref.version)
-    ]
+    known = listing.of_names.get(model, ())
+    newer = [info for info in known if ref is None or info.ref.version > ref.version]
     since = min((info.created for info in newer), default=None)
     return {
         "lag_versions": len(newer),

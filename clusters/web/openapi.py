@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 Shape = Mapping[str, object]
-"""Key -> "text", "number", "integer", "boolean", each with "?" where it may be null, another shape, or a list of one."""
+"""Key -> "text", "number", "integer", "boolean" or "map", with "?" if it may be null; a shape; or a list of one."""
 
 _TYPES = {"text": "string", "number": "number", "integer": "integer", "boolean": "boolean", "map": "object"}
 
@@ -48,7 +48,7 @@ _RELATIVE: Shape = {
     "quality": "number?",
     "created": "text?",
     "bytes_owned": "integer?",
-    "tensors": "integer",
+    "tensors": "integer?",
 }
 _NOW: Shape = {
     "repository": "text",
@@ -96,6 +96,7 @@ OPERATIONS = (
             "other_tensors": "map",
             "owners": "map",
             "ancestors": [_RELATIVE],
+            "more_ancestors": "integer",
             "descendants": [_RELATIVE],
             "more_descendants": "integer",
             "consumers": ["map"],
@@ -169,7 +170,10 @@ def _operation(one: Operation) -> dict[str, object]:
         "summary": one.summary,
         "responses": {
             "200": {"description": "The answer.", "content": {kind: {"schema": schema(one.answer)}}},
-            "default": {"description": "An error.", "content": {"application/json": {"schema": schema({"error": "text"})}}},
+            "default": {
+                "description": "An error.",
+                "content": {"application/json": {"schema": schema({"error": "text"})}},
+            },
         },
     }
     if one.method == "GET":
@@ -195,8 +199,8 @@ def schema(shape: object) -> dict[str, object]:
         types = [known, *(["string"] if known in ("number", "integer") else []), *(["null"] if "?" in shape else [])]
         return {"type": types if len(types) > 1 else known}
     if isinstance(shape, list):
-        return {"type": "array", "items": schema(shape[0])}
-    if not isinstance(shape, Mapping) or not shape:
+        return {"type": "array", "items": schema(cast("list[object]", shape)[0])}
+    known_keys = cast("Shape", shape)
+    if not known_keys:
         return {}
-    keys = {str(key): schema(value) for key, value in shape.items()}
-    return {"type": "object", "properties": keys}
+    return {"type": "object", "properties": {key: schema(value) for key, value in known_keys.items()}}

@@ -1,7 +1,7 @@
 """The connection of the server to its repository.
 
 Rules
-- It connects when it is asked, and disconnects when nobody has asked for a while: a server without viewers costs nothing.
+- It connects when it is asked, and disconnects when nobody has asked for a while: then it costs nothing.
 - A repository that was stopped is connected to again when it is back, however long that takes.
 """
 

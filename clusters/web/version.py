@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...actors.client.repository import Repository
 from ...store.errors import ModelNotFoundError
 from ...store.refs import ModelRef
-from ..lineage.lineage import lineage_of
+from .lineage import Forest
 
 MOST_METADATA = 20_000
 """Characters of the metadata that a page shows."""
-SHOWN = 60
-"""Ancestors and descendants that are listed."""
+SHOWN = 40
+"""Ancestors and descendants that are listed, each."""
 
 
 def version(
     repository: Repository,
+    forest: Forest,
     ref: ModelRef,
     consumers: Sequence[Mapping[str, object]],
     trainings: Sequence[Mapping[str, object]],
@@ -28,6 +29,7 @@ def version(
 
     Args:
         repository: answers.
+        forest: all live versions.
         ref: the version.
         consumers: those of `Now.snapshot`.
         trainings: those of `Now.snapshot`.
@@ -37,7 +39,9 @@ def version(
         ModelNotFoundError: if the version does not exist or is retired.
     """
     info, graph = repository.info(ref), repository.graph(ref)
-    owners, report = repository.owners(ref), lineage_of(repository, ref)
+    owners, line = repository.owners(ref), repository.lineage(ref)[1:]
+    wrote = Counter(owners.values())
+    below = list(_descendants(forest, ref))
     of_layers = {tensor for layer in graph.layers for tensor in layer.tensors}
     text = json.dumps(dict(info.metadata), indent=1)
     return {
@@ -62,18 +66,42 @@ def version(
             for layer in graph.layers
         ],
         "other_tensors": {name: owner for name, owner in owners.items() if name not in of_layers},
-        "owners": dict(Counter(str(owner) for owner in owners.values()).most_common()),
-        "ancestors": [_relative(one) for one in report.ancestors[:-1][-SHOWN:]],
-        "descendants": [_relative(one) for one in report.descendants],
-        "more_descendants": report.unfollowed,
+        "owners": {str(owner): count for owner, count in wrote.most_common()},
+        "ancestors": [_relative(forest, one, wrote[one]) for one in line[:SHOWN]],
+        "more_ancestors": max(len(line) - SHOWN, 0),
+        "descendants": [_relative(forest, one, _shared(repository, one, ref)) for one in below],
+        "more_descendants": forest.families.get(ref, 0) - len(below),
         "consumers": [consumer for consumer in consumers if consumer.get("ref") == str(ref)],
         "training": next((one for one in trainings if one["model"] == ref.name), None),
     }
 
 
-def _relative(one: object) -> dict[str, object]:
-    names = ("ref", "live", "quality", "created", "bytes_owned", "tensors")
-    return {name: getattr(one, name) for name in names}
+def _descendants(forest: Forest, ref: ModelRef) -> Iterator[ModelRef]:
+    """Yield the nearest descendants, at most `SHOWN`."""
+    found = list(forest.below(ref)[:SHOWN])
+    for one in found:  # grows while it is read
+        found.extend(forest.below(one)[: SHOWN - len(found)])
+        yield one
+
+
+def _shared(repository: Repository, descendant: ModelRef, ref: ModelRef) -> int | None:
+    """Return how many tensors of a descendant a version wrote; None if the descendant was retired meanwhile."""
+    try:
+        return sum(owner == ref for owner in repository.owners(descendant).values())
+    except ModelNotFoundError:
+        return None
+
+
+def _relative(forest: Forest, ref: ModelRef, tensors: int | None) -> dict[str, object]:
+    info = forest.infos.get(ref)
+    return {
+        "ref": str(ref),
+        "live": info is not None,
+        "quality": info.quality if info else None,
+        "created": info.created.isoformat() if info else None,
+        "bytes_owned": info.bytes_owned if info else None,
+        "tensors": tensors,
+    }
 
 
 def _is_latest(repository: Repository, ref: ModelRef) -> bool:

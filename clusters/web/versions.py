@@ -7,35 +7,53 @@ Rules
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from ...actors.client.repository import Repository
 from ...store.refs import ModelRef
+from ...store.shard import ShardStats
 from ...store.versions.manifest import ModelInfo
 
-OVERLAP = timedelta(seconds=10)
-"""Clocks of shards, and the time from a version's creation to its commit, differ by less."""
+OVERLAP = timedelta(seconds=2)
+"""Clocks of shards, and the time from a version's creation to its commit, mostly differ by less."""
+ANSWER_S = 10.0
+"""How long an answer may take."""
 SHARE = 40
-"""All versions are listed at most once in so many times of what a list takes."""
+"""Versions are asked for at most once in so many times of what an answer takes."""
+NAMES, FEW = 4, 256
+"""Names with new versions that are looked at for retired ones, and the most versions that such a name may have."""
+Load = tuple[tuple[int, int, int], ...]
+"""Of each shard: its number, its versions, and the requests it has received. Another one after each save."""
 NEWEST = 12
 """Versions in a short list."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
-    """The versions at one time."""
+    """The versions at one time. What is derived from them is computed once."""
 
     infos: dict[ModelRef, ModelInfo]
     serial: int
     """Another one after each change."""
 
+    @cached_property
     def newest(self) -> list[ModelInfo]:
-        """Return the last versions, newest first."""
-        return sorted(self.infos.values(), key=_age, reverse=True)[:NEWEST]
+        """The last versions, newest first."""
+        return heapq.nlargest(NEWEST, self.infos.values(), key=_age)
+
+    @cached_property
+    def of_names(self) -> dict[str, list[ModelInfo]]:
+        """Name -> its versions."""
+        found: dict[str, list[ModelInfo]] = {}
+        for info in self.infos.values():
+            found.setdefault(info.ref.name, []).append(info)
+        return found
 
 
 class Versions:
@@ -45,41 +63,59 @@ class Versions:
         self._lock = threading.Lock()
         self._listing = Listing({}, 0)
         self._latest: datetime | None = None
-        self._again = 0.0
+        self._load: Load | None = None
+        self._soonest = self._again = 0.0
 
-    def listing(self, repository: Repository, count: int | None = None) -> Listing:
+    def listing(self, repository: Repository, load: Load | None = None) -> Listing:
         """Return the versions as they are now.
 
         Args:
             repository: answers.
-            count: number of versions that the shards have. None asks them.
+            load: of the shards, by which it is known whether there is anything new. None asks them.
 
         Raises:
             TensorVineError: the errors of `Repository.infos`.
         """
         with self._lock:
-            known = self._listing.infos
-            if count is None:
-                count = repository.stats().models
-            if not known or self._latest is None:
+            if load is None:
+                load = load_of(repository.stats().shards)
+            now = time.monotonic()
+            if self._latest is None:
                 self._list_all(repository)
+            elif load != self._load and now >= self._soonest:
+                self._ask_new(repository, self._latest)
+                self._soonest = now + SHARE * (time.monotonic() - now)
+            else:
                 return self._listing
-            found = repository.infos(after=self._latest - OVERLAP)
-            fresh = [info for info in found if info.ref not in known]
-            if fresh:
-                self._set({**known, **{info.ref: info for info in fresh}})
-            if len(self._listing.infos) != count and time.monotonic() >= self._again:
+            if len(self._listing.infos) != sum(models for _, models, _ in load) and time.monotonic() >= self._again:
                 self._list_all(repository)
+            self._load = load if len(self._listing.infos) == sum(models for _, models, _ in load) else None
             return self._listing
 
     def forget(self) -> None:
         """Forget all: another repository may answer next."""
         with self._lock:
-            self._listing, self._latest = Listing({}, self._listing.serial + 1), None
+            self._listing, self._latest, self._load = Listing({}, self._listing.serial + 1), None, None
+
+    def _ask_new(self, repository: Repository, latest: datetime) -> None:
+        known = self._listing.infos
+        found = repository.infos(after=latest - OVERLAP, timeout=ANSWER_S)
+        if fresh := {info.ref: info for info in found if info.ref not in known}:
+            gone = self._retired(repository, {ref.name for ref in fresh})
+            self._set({**{ref: info for ref, info in known.items() if ref not in gone}, **fresh})
+
+    def _retired(self, repository: Repository, names: Collection[str]) -> set[ModelRef]:
+        """Return the known versions of some names that are no longer live: a training run retires its old versions."""
+        gone = set[ModelRef]()
+        for name in list(names)[:NAMES]:
+            known = {ref for ref in self._listing.infos if ref.name.startswith(name)}
+            if len(known) <= FEW:
+                gone |= known - {info.ref for info in repository.infos(name, timeout=ANSWER_S)}
+        return gone
 
     def _list_all(self, repository: Repository) -> None:
         began = time.monotonic()
-        found = {info.ref: info for info in repository.infos()}
+        found = {info.ref: info for info in repository.infos(timeout=ANSWER_S)}
         if found.keys() != self._listing.infos.keys():
             self._set(found)
         now = time.monotonic()
@@ -88,6 +124,11 @@ class Versions:
     def _set(self, infos: dict[ModelRef, ModelInfo]) -> None:
         self._listing = Listing(infos, self._listing.serial + 1)
         self._latest = max((info.created for info in infos.values()), default=None)
+
+
+def load_of(shards: Iterable[ShardStats]) -> Load:
+    """Return the load of shards by their statistics."""
+    return tuple((stats.shard, stats.models, stats.requests) for stats in shards)
 
 
 def search(infos: Iterable[ModelInfo], words: str, parent: str, limit: int) -> tuple[list[ModelInfo], int]:

@@ -42,10 +42,10 @@ const cut = (text, most) => (text.length > most ? `…${text.slice(1 - most)}` :
 const LABEL = {
   version: (n) => [cut(n.first, 24), worth(n)],
   retired: (n) => [cut(n.first, 24), "retired"],
-  fold: (n) => [`${number(n.count)} alike`, cut(n.first, 24)],
+  fold: (n) => [`${number(n.count)} ${n.id.startsWith("branches:") ? "with children" : "alike"}`, cut(n.first, 24)],
   more: (n) => [`${number(n.count)} more`, cut(n.first, 24)],
 };
-const name = (n) => `${n.kind === "version" ? "version" : n.kind} ${LABEL[n.kind](n).join(", ")}${n.children ? `, ${count(n.children, "child").replace("childs", "children")}` : ""}`;
+const name = (n) => `${n.kind === "version" ? "version" : n.kind} ${LABEL[n.kind](n).join(", ")}${n.kind === "version" && n.children ? `, children: ${n.children}` : ""}`;
 
 function box(node, shade) {
   const [x, y] = placed.places[node.id];
@@ -84,7 +84,8 @@ function fit() {
   view.zoom = Math.min(Math.max(Math.min(room.width / (placed.width + 20), room.height / (placed.height + 20)), 0.55), 1.2);
   const [x, y] = placed.places[view.ref] ?? placed.places[told.nodes[0]?.id] ?? [0, 0];
   view.x = placed.width * view.zoom < room.width ? (room.width - placed.width * view.zoom) / 2 : room.width * 0.3 - x * view.zoom;
-  view.y = placed.height * view.zoom < room.height ? (room.height - placed.height * view.zoom) / 2 : room.height / 2 - y * view.zoom;
+  const tall = room.height - placed.height * view.zoom;
+  view.y = tall > 0 ? tall / 2 : Math.min(Math.max(room.height / 2 - y * view.zoom, tall - 10), 10);
   move();
 }
 
@@ -117,7 +118,7 @@ function choose(node, focus = true) {
   const stands = node.kind === "fold" || node.kind === "more" ? [["Versions", number(node.count)], ["First", node.first], ["Last", node.last]] : [["Version", node.first]];
   panel.replaceChildren(
     h("h2", {}, title),
-    facts([...stands, ["Best quality", number(node.quality)], ["Created (UTC)", moment(node.created)], ["Written", bytes(node.bytes_owned)], ["Children", number(node.children)]]),
+    facts([...stands, ["Best quality", number(node.quality)], ["Created (UTC)", moment(node.created)], ["Written", bytes(node.bytes_owned)], [node.kind === "fold" ? "Versions derived from them" : "Children", number(node.children)]]),
     h("p", { class: "row" }, links[node.kind]()),
   );
 }

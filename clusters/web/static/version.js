@@ -77,7 +77,7 @@ run(async () => {
     v.training ? section("Training run of this name", h("div", { class: "chart", role: "img", "data-keep": true, id: "curve", "aria-label": said(v.training) })) : null,
     section("Owners of its tensors", table("Owners", [["Version", (s) => versionLink(s.ref)], ["Tensors", (s) => number(s.tensors), "right"]], shares, "No tensors.")),
     section("Layers", layers(v)),
-    section("Ancestors", relatives("Ancestors", v.ancestors.reverse(), v.ref)),
+    section("Ancestors", relatives("Ancestors", v.ancestors, v.ref), v.more_ancestors ? h("p", {}, `${number(v.more_ancestors)} more.`) : null),
     section("Descendants", relatives("Descendants", v.descendants, v.ref), v.more_descendants ? h("p", {}, `${number(v.more_descendants)} more. `, h("a", { href: address("lineage", { ref: v.ref }) }, "Lineage")) : null),
     section("Metadata", metadata(v)),
   );
