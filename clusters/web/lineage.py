@@ -145,7 +145,7 @@ def _past_chain(
         at = below[0]
         row.append(at)
     row = row[:-1]  # its end is shown
-    key = f"row:{row[0]}" if row else ""
+    key = f"row:{row[-1]}" if row else ""  # its end stays the same while it is unfolded
     if len(row) < ALIKE or key in opened:
         return ref, place
     _fold(nodes, forest, key, row, place)
