@@ -424,9 +424,10 @@ class Repository(Deployment):
         Returns:
             The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
         """
-        after_ns = int(after.timestamp() * 1e9) if after is not None else 0
+        after_ns = int(after.timestamp() * 1e9) - 1000 if after is not None else 0  # times are rounded to 1 us
         found = self._session.broadcast(ShardCalls.headers(prefix, after_ns), seconds_of(timeout))
-        return sorted((ModelInfo.of_row(row) for part in found for row in part), key=lambda info: info.ref)
+        infos = (ModelInfo.of_row(row) for part in found for row in part)
+        return sorted((info for info in infos if after is None or info.created > after), key=lambda info: info.ref)
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.

@@ -69,7 +69,7 @@ def web(
         where = f"[{host}]" if ":" in host else host
         shown = f"?token={access.token}" if given is None else ""
         typer.echo(f"http://{where}:{port}/{shown}")
-        serve(Web(source, access, allow_changes).application(), listener)
+        serve(Web(source, access, allow_changes), listener)
 
 
 def _token(given: str | None) -> str | None:

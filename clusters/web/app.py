@@ -91,6 +91,10 @@ class Web:
         self._compared: LRUCache[tuple[ModelRef, ModelRef], dict[str, object]] = LRUCache(COMPARED)
         self._comparing = asyncio.Semaphore(1)
 
+    def end(self) -> None:
+        """End the events of all viewers, so that the server can stop."""
+        self._events.end()
+
     def application(self) -> Starlette:
         """Return the ASGI application."""
         answers: dict[str, Handler] = {

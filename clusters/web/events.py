@@ -29,6 +29,7 @@ class Broadcast:
         self._serial = 0
         self._changed = asyncio.Event()
         self._listeners = 0
+        self._ended = False
         self._task: asyncio.Task[None] | None = None
 
     async def texts(self) -> AsyncGenerator[str]:
@@ -38,15 +39,21 @@ class Broadcast:
             self._task = asyncio.create_task(self._run())
         try:
             seen = 0
-            while True:
-                while seen == self._serial:
+            while not self._ended:
+                if seen == self._serial:
                     await self._changed.wait()
+                    continue
                 seen = self._serial
                 yield self._text
         finally:
             self._listeners -= 1
             if not self._listeners:
                 await self.close()
+
+    def end(self) -> None:
+        """End all listeners."""
+        self._ended = True
+        self._changed.set()
 
     async def close(self) -> None:
         """Stop the task."""

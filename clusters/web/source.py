@@ -67,10 +67,15 @@ class Source:
             except TensorVineError as exc:
                 log.info("web page: closing the connection to %r: %s", self.name, exc)
 
-    def rest(self) -> None:
-        """Disconnect if nobody has asked for a while."""
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._repository is not None
+
+    def rest(self, idle_s: float = IDLE_S) -> None:
+        """Disconnect if nobody has asked for so many seconds."""
         with self._lock:
-            idle = self._repository is not None and time.monotonic() - self._used > IDLE_S
+            idle = time.monotonic() - self._used >= idle_s
         if idle:
             self.forget()
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from tensorvine.actors import Repository
 from tensorvine.clusters.web.access import Access
 from tensorvine.clusters.web.app import Web
-from tensorvine.clusters.web.server import listening, server
+from tensorvine.clusters.web.server import Server, listening
 from tensorvine.clusters.web.source import Source
 
 from tests.support.waiting import eventually
@@ -39,15 +39,15 @@ def served(repository: Repository, *, allow_changes: bool = False, wrap: object 
     """Serve the web page of a repository in a thread; `wrap` makes another application of it."""
     with listening("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        application: ASGIApp = web_of(repository, allow_changes=allow_changes, port=port).application()
-        with serving(wrap(application) if callable(wrap) else application, listener):
+        web = web_of(repository, allow_changes=allow_changes, port=port)
+        application: ASGIApp = web.application()
+        with serving(Server(wrap(application) if callable(wrap) else application, web.end), listener):
             yield Served(f"http://127.0.0.1:{port}", port)
 
 
 @contextmanager
-def serving(application: ASGIApp, listener: object) -> Iterator[None]:
+def serving(running: Server, listener: object) -> Iterator[None]:
     """Run a server in a thread."""
-    running = server(application)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, name="web")
     thread.start()
     try:
