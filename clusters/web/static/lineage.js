@@ -45,14 +45,13 @@ const LABEL = {
   fold: (n) => [`${number(n.count)} ${n.id.startsWith("branches:") ? "with children" : "alike"}`, cut(n.first, 24)],
   more: (n) => [`${number(n.count)} more`, cut(n.first, 24)],
 };
-const name = (n) => `${n.kind === "version" ? "version" : n.kind} ${LABEL[n.kind](n).join(", ")}${n.kind === "version" && n.children ? `, children: ${n.children}` : ""}`;
 
 function box(node, shade) {
   const [x, y] = placed.places[node.id];
   const [title, below] = LABEL[node.kind](node);
   return h(
     "g",
-    { class: `node ${node.kind} shade-${shade}`, transform: `translate(${x - WIDTH / 2} ${y - HEIGHT / 2})`, tabindex: node.id === chosen?.id ? "0" : "-1", role: "button", "aria-label": name(node), "data-id": node.id },
+    { class: `node ${node.kind} shade-${shade}`, transform: `translate(${x - WIDTH / 2} ${y - HEIGHT / 2})`, tabindex: node.id === chosen?.id ? "0" : "-1", role: "button", "data-id": node.id },
     node.kind === "fold" ? h("rect", { x: 4, y: 4, width: WIDTH, height: HEIGHT, rx: 6, class: "behind" }) : null,
     h("rect", { width: WIDTH, height: HEIGHT, rx: 6, class: "box" }),
     h("rect", { width: 6, height: HEIGHT, rx: 3, class: "shade" }),
