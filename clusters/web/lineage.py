@@ -5,7 +5,7 @@ Rules
 - Five or more children of one version that have no children and whose names differ in digits only become one fold.
 - Of the children with children, those with the largest families are shown; five or more others become one fold.
 - Five or more versions in a row with one child each, and names that differ in digits only, become one fold.
-- What does not fit into the window is counted by a node of kind "more".
+- Where the window is full, a node of kind "more" counts the other children; those of later nodes are counted only.
 - Parents that are retired are nodes, too; what they derive from is known only for the version in focus.
 """
 
@@ -115,7 +115,7 @@ def window(
 def _grow(nodes: dict[str, Node], forest: Forest, focus: ModelRef | None, opened: Collection[str], most: int) -> None:
     """Add what derives from the focus, nearest first, while there is room."""
     queue = deque([(focus, str(focus) if focus is not None else None)])
-    while queue:
+    while queue and len(nodes) < most:
         ref, place = queue.popleft()
         ref, place = _past_chain(nodes, forest, ref, place, opened)
         groups = list(_grouped(forest, ref, opened))

@@ -39,8 +39,9 @@ const worth = (n) => ({ quality: `quality ${number(n.quality)}`, age: moment(n.c
 // ---- picture
 
 const cut = (text, most) => (text.length > most ? `…${text.slice(1 - most)}` : text);
+const hidden = (n) => n.children > 0 && !told.nodes.some((one) => one.parent === n.id);
 const LABEL = {
-  version: (n) => [cut(n.first, 24), worth(n)],
+  version: (n) => [cut(n.first, 24), `${worth(n)}${hidden(n) ? `, +${number(n.children)}` : ""}`],
   retired: (n) => [cut(n.first, 24), "retired"],
   fold: (n) => [`${number(n.count)} ${n.id.startsWith("branches:") ? "with children" : "alike"}`, cut(n.first, 24)],
   more: (n) => [`${number(n.count)} more`, cut(n.first, 24)],
