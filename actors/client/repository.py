@@ -637,7 +637,7 @@ class Repository(Deployment):
         return self._session.at_home(name, ShardCalls.header(self._session.client, name, version))
 
     def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
-        """Return the parent of a loaded model's first save as `name`; None where `name` has versions."""
+        """Return the parent of a loaded model's first save as `name`, or None if `name` has versions."""
         if self._lives(name) or not self._lives(origin):
             return None
         log.info("save of %r: the parent is %s, from which the model was loaded", name, origin)

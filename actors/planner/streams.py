@@ -86,7 +86,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus:
-    """What a repository knows of a training run that publishes versions, returned by `Repository.trainings`."""
+    """The status of a training run that publishes versions, returned by `Repository.trainings`."""
 
     iteration: int
     """Number of the last iteration that the training run reported."""
@@ -203,7 +203,7 @@ class Streams:
         return selector.choose(told.ways, told.nbytes)
 
     def statuses(self) -> dict[str, TrainingStatus]:
-        """Return what is known of each stream."""
+        """Return the status of each stream."""
         self._drop_ended()
         return {name: _status(kept) for name, kept in self._streams.items()}
 

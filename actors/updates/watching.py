@@ -1,7 +1,7 @@
 """The status of a repository's consumers, for monitoring.
 
 Rules
-- Consumers are found by their actors' names. Consumers outside the cluster and in Ray Serve have none, and are missing.
+- Consumers are found by their actors' names. Consumers outside the cluster and in Ray Serve are not found.
 - A consumer that does not answer hides none of the others.
 """
 

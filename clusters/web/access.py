@@ -1,10 +1,10 @@
-"""Who may see a page, and who may change something.
+"""Access rights of viewers: host names, token, cookie, and the origin of changes.
 
 Rules
 - The `Host` header must name an accepted host: another site cannot reach the server under a name of its own.
-- A caller shows the token once, in the address or the form, and gets a cookie. Programs send it as `Bearer`.
-- A change needs the same origin as well: browsers say where a request comes from, and nothing else is believed.
-- No script, style or frame of others: every answer has a Content-Security-Policy.
+- A viewer sends the token once, in the address or the form, and receives a cookie. Programs send it as `Bearer`.
+- A change also needs the same origin. Only the headers that browsers set themselves are trusted.
+- Every answer has a Content-Security-Policy that forbids foreign scripts, styles and frames.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Access:
 
         Args:
             token: chosen by the user. None draws one.
-            hosts: names and addresses, beside those of this machine for itself.
+            hosts: names and addresses, in addition to loopback.
             port: of the server.
 
         Raises:
@@ -85,7 +85,7 @@ class Access:
 
     @property
     def secret(self) -> str:
-        """Value of the cookie, from which nobody learns the token."""
+        """Value of the cookie. The token cannot be computed from it."""
         return hmac.new(self.token.encode(), b"tensorvine web cookie", hashlib.sha256).hexdigest()
 
     def accepts(self, host: str) -> bool:
@@ -106,7 +106,7 @@ class Access:
         return _same(request.cookies.get(self.cookie, ""), self.secret)
 
     def is_token(self, shown: str) -> bool:
-        """Compare with the token, in the same time whatever is shown."""
+        """Compare with the token, in constant time."""
         return _same(shown, self.token)
 
     def may_change(self, request: Request) -> bool:
@@ -121,10 +121,10 @@ class Access:
 
 
 class Gate:
-    """Asks each request for the token, and adds the headers that protect the pages.
+    """Middleware that checks the host and the token of each request and adds the headers that protect the pages.
 
     Args:
-        app: what is behind it.
+        app: the protected application.
         access: the rules.
     """
 

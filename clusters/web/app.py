@@ -1,8 +1,8 @@
 """The application: pages, their JSON twins, events and changes.
 
 Rules
-- What asks the repository runs in a thread, so a slow answer keeps no other viewer waiting.
-- Errors of the one tree are JSON with the key "error", and a status that says who can do something about it.
+- Calls to the repository run in threads, so a slow answer does not block other viewers.
+- A `TensorVineError` becomes JSON with the key "error" and a status of `STATUS`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ MOST_ROWS = 1000
 MOST_BODY = 1 << 16
 """Bytes of a change that are read."""
 SEND_S = 30.0
-"""A viewer that takes no bytes for so long is disconnected."""
+"""Seconds after which a viewer that reads nothing is disconnected."""
 REST_S = 10.0
-"""How often an idle connection to the repository is looked for."""
+"""Seconds between two checks for an idle connection to the repository."""
 STATUS: dict[type[TensorVineError], int] = {
     ModelNotFoundError: 404,
     ModelLostError: 410,
@@ -66,7 +66,7 @@ STATUS: dict[type[TensorVineError], int] = {
     StorageError: 409,
     OperationTimeoutError: 504,
 }
-"""Errors and their status; others are 503: the repository does not answer now."""
+"""HTTP status of errors. The status of all other errors is 503."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -76,7 +76,7 @@ class Web:
 
     Args:
         source: the connection to the repository.
-        access: who may see the pages.
+        access: the rules of access.
         allow_changes: whether versions can be retired, and the number of shards changed.
     """
 

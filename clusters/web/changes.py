@@ -1,4 +1,4 @@
-"""Changes that a viewer can make: retire a version, and scale. Each is confirmed by the text that names what goes."""
+"""Changes by viewers: retire a version, and scale. The confirmation of each names the version or the numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_SHARDS = 10_000
 
 
 def goes(repository: Repository, ref: ModelRef, consumers: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return what a retirement of a version would remove, and who notices."""
+    """Return the bytes and tensors that a retirement would free, and the descendants and consumers of the version."""
     info, owners = repository.info(ref), repository.owners(ref)
     return {
         "ref": str(ref),
@@ -41,7 +41,7 @@ def scale(repository: Repository, asked: Mapping[str, object]) -> dict[str, obje
     """Change the number of shards.
 
     Raises:
-        OptionError: if the number is none, or the confirmation does not name the old and the new number.
+        OptionError: if the number is invalid, or the confirmation does not name the old and the new number.
         TensorVineError: the errors of `Repository.scale`.
     """
     count = asked.get("shards")

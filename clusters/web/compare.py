@@ -1,4 +1,4 @@
-"""Two versions side by side: which layers match, and what became of each tensor.
+"""Comparison of two versions: matching layers, and the state of each tensor.
 
 Rules
 - Layers of the longest common prefix match. Of the others, those with the same name do.
@@ -21,7 +21,7 @@ REST = "(tensors of no layer)"
 
 @dataclass(slots=True)
 class Row:
-    """Two layers that match, or one that has no match."""
+    """Two matching layers, or one layer without a match."""
 
     a: Layer | None
     b: Layer | None

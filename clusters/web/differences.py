@@ -1,8 +1,8 @@
-"""What differs between tensors of two versions: the one place where both are read.
+"""Differences between tensors of two versions. No other module of the page reads tensors.
 
 Rules
-- `differences` loads both tensors here, in small groups. A repository that computes the difference where the tensors
-  lie can take its place: what is asked and answered stays the same.
+- `differences` loads both tensors, in small groups. A method of the repository that computes differences at the shards
+  can replace it: its arguments and results stay the same.
 - Tensors with the same bytes are equal; NaN equals NaN then. Differences are computed in float64.
 """
 

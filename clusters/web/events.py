@@ -1,7 +1,7 @@
 """Sends the newest snapshot to all viewers.
 
 Rules
-- One task makes snapshots while somebody looks; without viewers nothing runs.
+- One task makes snapshots while there are viewers.
 - A viewer that reads slowly misses snapshots: nothing queues for it.
 """
 
@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 
 class Broadcast:
-    """Makes texts while somebody listens, and gives each listener the newest one.
+    """Makes texts while there are listeners, and gives each listener the newest text.
 
     Args:
         make: makes a text; called in a thread.
@@ -33,7 +33,7 @@ class Broadcast:
         self._task: asyncio.Task[None] | None = None
 
     async def texts(self) -> AsyncGenerator[str]:
-        """Yield the newest text whenever there is one that this listener has not seen."""
+        """Yield the newest text, each text at most once."""
         self._listeners += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run())

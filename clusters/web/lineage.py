@@ -6,7 +6,7 @@ Rules
 - Of the children with children, those with the largest families are shown; five or more others become one fold.
 - Five or more versions in a row with one child each, and names that differ in digits only, become one fold.
 - Where the window is full, a node of kind "more" counts the other children; those of later nodes are counted only.
-- Parents that are retired are nodes, too; what they derive from is known only for the version in focus.
+- Retired parents are nodes, too. Their own ancestors are known only for the version in focus.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Node:
     last: str = ""
     """The last one of a fold."""
     count: int = 1
-    """Versions that the node stands for."""
+    """Number of versions in the node."""
     children: int = 0
-    """Live children of the version; of a fold, all that derives from its versions."""
+    """Number of live children of the version, or of all descendants of a fold."""
     quality: float | None = None
     """The highest one."""
     created: str | None = None
@@ -65,7 +65,7 @@ class Forest:
     infos: Mapping[ModelRef, ModelInfo]
     children: dict[ModelRef | None, list[ModelRef]] = field(default_factory=dict[ModelRef | None, list[ModelRef]])
     families: dict[ModelRef, int] = field(default_factory=dict[ModelRef, int])
-    """Version -> live versions that derive from it."""
+    """Version -> number of live descendants."""
 
     @classmethod
     def of(cls, infos: Mapping[ModelRef, ModelInfo]) -> Forest:
@@ -113,7 +113,7 @@ def window(
 
 
 def _grow(nodes: dict[str, Node], forest: Forest, focus: ModelRef | None, opened: Collection[str], most: int) -> None:
-    """Add what derives from the focus, nearest first, while there is room."""
+    """Add the descendants of the focus, nearest first, until the window is full."""
     queue = deque([(focus, str(focus) if focus is not None else None)])
     while queue and len(nodes) < most:
         ref, place = queue.popleft()
@@ -175,7 +175,7 @@ def _grouped(forest: Forest, ref: ModelRef | None, opened: Collection[str]) -> I
 
 
 def _families(children: Mapping[ModelRef | None, Sequence[ModelRef]]) -> dict[ModelRef, int]:
-    """Count what derives from each version, from the leaves up."""
+    """Count the descendants of each version, from the leaves up."""
     order: list[ModelRef] = list(children.get(None, ()))
     for ref in order:  # grows while it is read
         order.extend(children.get(ref, ()))

@@ -1,9 +1,9 @@
-"""What goes on in a repository now: one snapshot for all viewers.
+"""A snapshot of the current state of a repository, for all viewers.
 
 Rules
-- A snapshot is made when somebody looks, and at most every `TICK_S`: viewers share it.
+- Viewers share a snapshot. It is made on request, and at most every `TICK_S`.
 - The cluster is asked for its actors and nodes every `PLACES_S` only, because that is a question to its head.
-- A part that cannot be had says why, and hides none of the others.
+- If a part is not available, the snapshot contains the reason and all other parts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Now:
 
     Args:
         source: the connection.
-        versions: the versions, which other pages use as well.
+        versions: the versions, which other pages also use.
     """
 
     def __init__(self, source: Source, versions: Versions) -> None:
@@ -61,7 +61,7 @@ class Now:
         self._look: _Look | None = None
 
     def snapshot(self) -> dict[str, object]:
-        """Return what goes on now, at most `TICK_S` old."""
+        """Return a snapshot that is at most `TICK_S` old."""
         with self._lock:
             if time.monotonic() - self._made >= TICK_S:
                 self._snapshot = self._fresh()
@@ -197,7 +197,7 @@ class _Look:
         ]
 
     def _runs(self) -> Counter[str]:
-        """Return the training runs of ranks -> how many ranks run; clones of a fork are runs as well."""
+        """Return the training runs of ranks -> how many ranks run; clones of a fork are runs, too."""
         split = (actor.rpartition("/rank-") for actor in self._actors)
         return Counter(run for run, sign, _ in split if sign)
 

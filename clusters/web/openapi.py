@@ -19,7 +19,7 @@ class Operation:
     path: str
     summary: str
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the query, or of a change's body -> what they mean. Those that end with "?" may be left out."""
+    """Of the query, or of a change's body -> their meaning. Names that end with "?" are optional."""
     answer: Shape = field(default_factory=dict[str, object])
     method: Literal["GET", "POST"] = "GET"
 
@@ -68,7 +68,7 @@ _NOW: Shape = {
 _TENSOR: Shape = {"a": "text?", "b": "text?", "state": "text", "dtypes": ["text"], "shapes": [["integer"]]}
 _A_VERSION = "version, as NAME@VERSION, or NAME for the latest one"
 OPERATIONS = (
-    Operation("/api/now", "What goes on now. With state 'away', only the first four keys exist.", {}, _NOW),
+    Operation("/api/now", "The current state. With state 'away', only the first four keys exist.", {}, _NOW),
     Operation("/api/events", "Server-sent events 'now', each with the answer of /api/now as data."),
     Operation(
         "/api/compare",
@@ -117,7 +117,7 @@ OPERATIONS = (
     ),
     Operation(
         "/api/changes",
-        "Whether changes are allowed, and what a retirement would remove.",
+        "Whether changes are allowed, and the effects of a retirement.",
         {"ref?": _A_VERSION},
         {"allowed": "boolean", "shards": ["integer"], "retire": "map?"},
     ),
@@ -142,7 +142,7 @@ def described(version: str, operations: Sequence[Operation] = OPERATIONS) -> dic
     """Return the document.
 
     >>> described("1.0")["paths"]["/api/now"]["get"]["summary"].partition(".")[0]
-    'What goes on now'
+    'The current state'
     """
     return {
         "openapi": "3.1.0",

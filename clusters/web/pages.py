@@ -1,7 +1,7 @@
 """The HTML of the pages: frames that scripts fill with text from the JSON twins.
 
 Rules
-- What is not written here is escaped; scripts and styles are files of their own.
+- Inserted text is escaped. Scripts and styles are separate files.
 - Addresses are relative, so that the pages work below any prefix.
 """
 

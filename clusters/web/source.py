@@ -1,7 +1,7 @@
 """The connection of the server to its repository.
 
 Rules
-- It connects when it is asked, and disconnects when nobody has asked for a while: then it costs nothing.
+- It connects on demand, and disconnects after `IDLE_S` without a question.
 - A repository that was stopped is connected to again when it is back, however long that takes.
 """
 
@@ -20,7 +20,7 @@ from ...store.errors import ClosedError, RepositoryNotFoundError, TensorVineErro
 log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
-"""A connection that nobody has used for so long is closed."""
+"""Seconds after which an unused connection is closed."""
 
 _R = TypeVar("_R")
 
@@ -45,7 +45,7 @@ class Source:
         """Ask the repository, from any thread.
 
         Raises:
-            TensorVineError: what the question raises.
+            TensorVineError: the errors of the question.
             RepositoryNotFoundError: if the repository does not run.
         """
         repository = self._connected()
@@ -73,7 +73,7 @@ class Source:
         return self._repository is not None
 
     def rest(self, idle_s: float = IDLE_S) -> None:
-        """Disconnect if nobody has asked for so many seconds."""
+        """Disconnect if the last question was at least `idle_s` seconds ago."""
         with self._lock:
             idle = time.monotonic() - self._used >= idle_s
         if idle:

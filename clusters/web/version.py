@@ -1,4 +1,4 @@
-"""One version: facts, layers, owners of its tensors, what it shares with which version, and who serves it."""
+"""Facts about one version: layers, owners of its tensors, relatives that share tensors, and consumers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def version(
     trainings: Sequence[Mapping[str, object]],
     brief: bool,
 ) -> dict[str, object]:
-    """Return what is known of a version.
+    """Return the facts about a version.
 
     Args:
         repository: answers.
@@ -85,7 +85,7 @@ def _descendants(forest: Forest, ref: ModelRef) -> Iterator[ModelRef]:
 
 
 def _shared(repository: Repository, descendant: ModelRef, ref: ModelRef) -> int | None:
-    """Return how many tensors of a descendant a version wrote; None if the descendant was retired meanwhile."""
+    """Return the number of a descendant's tensors that a version wrote, or None if the descendant was just retired."""
     try:
         return sum(owner == ref for owner in repository.owners(descendant).values())
     except ModelNotFoundError:

@@ -25,7 +25,7 @@ OVERLAP = timedelta(seconds=2)
 ANSWER_S = 10.0
 """How long an answer may take."""
 SHARE = 40
-"""Versions are asked for at most once in so many times of what an answer takes."""
+"""Listing versions may use at most one part in `SHARE` of the time."""
 NAMES, FEW = 4, 256
 """Names with new versions that are looked at for retired ones, and the most versions that such a name may have."""
 Load = tuple[tuple[int, int, int], ...]
@@ -36,7 +36,7 @@ NEWEST = 12
 
 @dataclass(frozen=True)
 class Listing:
-    """The versions at one time. What is derived from them is computed once."""
+    """The versions at one time. Derived values are computed once."""
 
     infos: dict[ModelRef, ModelInfo]
     serial: int
