@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
-    from .planner.streams import Fitted
+    from .planner.streams import Fitted, TrainingStatus
     from .tasks.arrays import load_arrays
     from .tasks.saving import save_arrays
     from .training.directing import ForkReport
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         "TorchTraining",
         "Trainers",
         "Training",
+        "TrainingStatus",
         "Update",
         "Waves",
         "find_trainers",
@@ -121,6 +122,7 @@ _MODULES = {
     "TorchTraining": "training.torch.training",
     "Trainers": "training.trainers",
     "Training": "training.training",
+    "TrainingStatus": "planner.streams",
     "Update": "updates.published",
     "Waves": "updates.rollout",
     "find_trainers": "training.mailbox",

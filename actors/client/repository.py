@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 from weakref import WeakKeyDictionary
 
@@ -35,6 +36,8 @@ from ...store.shard import ShardStats, UnreadFile
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
+from ..planner.calls import PlannerCalls
+from ..planner.streams import TrainingStatus
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
@@ -47,6 +50,7 @@ from .reader import Reader
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
+from .session import CONTROL_TIMEOUT_S
 from .stats import RepositoryStats
 from .verifier import Problem, Verifier
 
@@ -420,6 +424,24 @@ class Repository(Deployment):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return sorted(ref for part in self._session.broadcast(ShardCalls.models(prefix)) for ref in part)
 
+    def infos(
+        self, prefix: str = "", after: datetime | None = None, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[ModelInfo]:
+        """Return the infos of all live versions, with one message per shard.
+
+        Args:
+            prefix: Beginning of the names.
+            after: Only versions created after this time. None means all.
+            timeout: Seconds to wait for all shards together.
+
+        Returns:
+            The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
+        """
+        after_ns = int(after.timestamp() * 1e9) - 1000 if after is not None else 0  # times are rounded to 1 us
+        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns), seconds_of(timeout))
+        infos = (ModelInfo.of_row(row) for part in found for row in part)
+        return sorted((info for info in infos if after is None or info.created > after), key=lambda info: info.ref)
+
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
 
@@ -474,6 +496,16 @@ class Repository(Deployment):
     def stats(self) -> RepositoryStats:
         """Return the statistics of the repository, in total and per shard."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
+
+    def trainings(self, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, TrainingStatus]:
+        """Return the training runs that publish versions, by the name of the model: losses, loss curve and plan.
+
+        A training run is left out if it has not reported for ten minutes.
+
+        Args:
+            timeout: Seconds to wait for the planner.
+        """
+        return self._session.planner.call(PlannerCalls.streams(), seconds_of(timeout))
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
@@ -625,7 +657,7 @@ class Repository(Deployment):
         return self._session.at_home(name, ShardCalls.header(self._session.client, name, version))
 
     def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
-        """Return the parent of a loaded model's first save as `name`; None where `name` has versions."""
+        """Return the parent of a loaded model's first save as `name`, or None if `name` has versions."""
         if self._lives(name) or not self._lives(origin):
             return None
         log.info("save of %r: the parent is %s, from which the model was loaded", name, origin)

@@ -10,7 +10,7 @@ from ..rpc.calls import remote
 from ..rpc.ledger_calls import LedgerCalls
 from .counting import PlannerStats
 from .resizing import ScaleReport
-from .streams import Advice, Delivered, Observed
+from .streams import Advice, Delivered, Observed, TrainingStatus
 
 
 class PlannerCalls(LedgerCalls):
@@ -90,8 +90,8 @@ class PlannerCalls(LedgerCalls):
         ...
 
     @remote("ctl")
-    def streams(self) -> dict[str, Advice]:
-        """Return what is known of each model that is published: its curve, costs and schedule."""
+    def streams(self) -> dict[str, TrainingStatus]:
+        """Return what is known of each model that is published: its losses, curve, costs and schedule."""
         ...
 
     @remote("ctl", repeatable=True)

@@ -51,7 +51,7 @@ from .following import Following, able_nodes
 from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
 from .rollouts import Rollouts
-from .streams import Advice, Delivered, Observed, Streams
+from .streams import Advice, Delivered, Observed, Streams, TrainingStatus
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -226,8 +226,8 @@ class Planner:
         self._rollouts.ended(name, consumer)
 
     @answers(PlannerCalls.streams)
-    async def streams(self) -> dict[str, Advice]:
-        return await self._aside(self._streams.advice)
+    async def streams(self) -> dict[str, TrainingStatus]:
+        return await self._aside(self._streams.statuses)
 
     @answers(PlannerCalls.counted)
     async def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:

@@ -21,7 +21,7 @@ from ..client.repository import Repository
 from ..engine.engine import Lifetime
 from ..rpc.calls import answers, remote
 from ..rpc.messages import check_transport
-from .follower import ConsumerStatus, Follower
+from .follower import KEPT, ConsumerStatus, Follower
 from .remote import Remote, RemoteCalls
 from .rollout import Waves
 from .serving import Generate, Inference
@@ -46,8 +46,8 @@ class ConsumerCalls(RemoteCalls):
         ...
 
     @remote("ctl", repeatable=True)
-    def status(self) -> ConsumerStatus:
-        """Return the consumer's status."""
+    def status(self, deliveries: int) -> ConsumerStatus:
+        """Return the consumer's status, with at most so many deliveries."""
         ...
 
     @remote("ctl", repeatable=True)
@@ -97,8 +97,8 @@ class ConsumerActor:
         return await asyncio.get_running_loop().run_in_executor(None, self._follower.wait_for, version, timeout)
 
     @answers(ConsumerCalls.status)
-    async def status(self) -> ConsumerStatus:
-        return self._follower.status()
+    async def status(self, deliveries: int) -> ConsumerStatus:
+        return self._follower.status(deliveries)
 
     @answers(ConsumerCalls.pause)
     async def pause(self, timeout: float) -> None:
@@ -185,7 +185,7 @@ class Consumer(Remote):
             raise ValueError(f"{where}: generate: expected a function; found {type(generate).__name__}")
         lifetime = Lifetime(outlives=False, gpus=gpus)
         arguments = {"build": build, "transport": transport, "generate": generate, "rollout": rollout}
-        return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status())
+        return cls._spawn(repo, name, ConsumerActor, arguments, node, lifetime, ConsumerCalls.status(0))
 
     def infer(
         self, batch: object, timeout: float = 30.0, *, at_least: int | None = None, exactly: int | None = None
@@ -252,4 +252,4 @@ class Consumer(Remote):
 
     def status(self, timeout: float = 30.0) -> ConsumerStatus:
         """Return the status of the consumer, such as the version in use, the last deliveries and refused versions."""
-        return self._call(ConsumerCalls.status(), seconds_of(timeout))
+        return self._call(ConsumerCalls.status(KEPT), seconds_of(timeout))

@@ -155,12 +155,12 @@ class Follower:
         self._opened.check()
         return self._serving.wait_for(version, timeout)
 
-    def status(self) -> ConsumerStatus:
-        """Return the consumer's status."""
+    def status(self, deliveries: int = KEPT) -> ConsumerStatus:
+        """Return the consumer's status, with at most so many deliveries."""
         with self._lock:
-            deliveries, refused = tuple(self._deliveries), self._serving.refused
-            paused = not self._resumed.is_set()
-            return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused, paused)
+            latest = tuple(self._deliveries)[max(len(self._deliveries) - deliveries, 0) :]
+            refused, paused = self._serving.refused, not self._resumed.is_set()
+            return ConsumerStatus(self._serving.ref, latest, self._answered, self._skipped, refused, paused)
 
     def pause(self, timeout: float) -> None:
         """Load no version until `resume`. Returns when an update that is being written to the model has ended.

@@ -31,12 +31,14 @@ from .sizes import ray_sizes
 from .top import top
 from .upkeep import flush, scale
 from .verify import verify
+from .web import web
 
 _OURS = __name__.partition(".")[0]
 _HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
     *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
     metrics,
+    web,
     cluster_files,
     ray_sizes,
 )

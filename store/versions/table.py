@@ -279,6 +279,11 @@ class VersionTable(SegmentTable):
         """List live versions, sorted."""
         return sorted(ref for ref in self._records if ref.name.startswith(prefix))
 
+    def headers(self, prefix: str, after_ns: int) -> list[Header]:
+        """List the headers of the live versions that were created after a time."""
+        found = (record.header for record in self._records.values())
+        return [header for header in found if header.created_ns > after_ns and header.ref.name.startswith(prefix)]
+
     # ---- leases ---------------------------------------------------------------------------------------
 
     def pin(self, name: str, version: int | None, lease: Lease, now: float) -> Record:

@@ -57,6 +57,7 @@ LONG: Mapping[str, str] = {
     r"tests/clusters/test_cli_own_ray.py::": "test_cli.py, on a Ray that runs",
     r"tests/clusters/test_install.py::test_what_was_left_half_made": "the others there",
     r"tests/clusters/test_job_scripts.py::TestJobs::": "the scripts' text, and their commands",
+    r"tests/clusters/web/test_browser_many.py::": "test_browser.py; the window: test_lineage_window.py",
     r"tests/examples/test_autoscaler.py::": _SMALLER,
     r"tests/examples/test_edge_example.py::test_a_server": "test_a_device_without_ray, of the same example",
     r"tests/examples/test_finetune.py::test_ctrl_c": "test_interrupts.py, and Ctrl-C in test_edge_example.py",

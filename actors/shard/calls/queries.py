@@ -8,7 +8,7 @@ from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease, Query
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats, UnreadFile
-from ....store.versions.manifest import Header
+from ....store.versions.manifest import Header, HeaderRow
 from ...rpc.calls import remote
 from ...rpc.messages import Matches
 
@@ -49,6 +49,11 @@ class QueryCalls:
     @remote("ctl", repeatable=True)
     def models(self, prefix: str) -> list[ModelRef]:
         """List live versions."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def headers(self, prefix: str, after_ns: int) -> list[HeaderRow]:
+        """List the headers of live versions that were created after a time (UTC, ns), without metadata."""
         ...
 
     @remote("ctl", repeatable=True)

@@ -16,7 +16,7 @@ from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease, Query
 from ....store.refs import ModelRef
 from ....store.shard import ShardStats, UnreadFile
-from ....store.versions.manifest import Header
+from ....store.versions.manifest import Header, HeaderRow
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.messages import Fetched, Matches
@@ -113,6 +113,13 @@ class Queries:
         with self._lock:
             self._context.tenure.check()
             return self._state.models(prefix)
+
+    @answers(QueryCalls.headers)
+    async def headers(self, prefix: str, after_ns: int) -> list[HeaderRow]:
+        with self._lock:
+            self._context.tenure.check()
+            found = self._state.headers(prefix, after_ns)
+        return [header.row() for header in found]
 
     @answers(QueryCalls.find)
     async def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:
