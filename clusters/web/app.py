@@ -1,4 +1,4 @@
-"""The application: pages, their JSON twins, events and changes.
+"""The application: pages, their JSON twins, events, metrics and changes.
 
 Rules
 - Calls to the repository run in threads, so a slow answer does not block other viewers.
@@ -37,6 +37,7 @@ from ...store.errors import (
     TensorVineError,
 )
 from ...store.refs import ModelRef, check_name
+from ..metrics import CONTENT_TYPE, collect
 from . import changes, openapi, pages
 from .access import Access, Gate
 from .compare import compare
@@ -117,7 +118,7 @@ class Web:
         )
         routes += [Route("/" if name == "now" else f"/{name}", self._page(name)) for name in pages.PAGES]
         routes.append(Mount("/static", StaticFiles(directory=STATIC)))
-        # The metrics stand here, behind the token: Route("/metrics", ...), from clusters/metrics.
+        routes.append(Route("/metrics", self._metrics))
         return Starlette(
             routes=routes,
             middleware=[Middleware(Gate, access=self._access), Middleware(GZipMiddleware, minimum_size=2048)],
@@ -156,6 +157,9 @@ class Web:
                     yield {"event": "now", "data": text}
 
         return EventSourceResponse(events(), send_timeout=SEND_S, ping=15)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(await run_in_threadpool(self._source.ask, collect), headers={"content-type": CONTENT_TYPE})
 
     # ---- facts ----------------------------------------------------------------------------------------
 

@@ -116,6 +116,12 @@ class TestTwins:
         assert now["totals"]["models"] == 9
         assert now["newest"][0]["ref"] == "leaf-5@1"
 
+    def test_metrics_stand_beside_the_page_and_take_the_token_too(self, client: TestClient) -> None:
+        found = client.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert 'tensorvine_up{actor="planner"} 1.0' in found.text
+        assert client.get("/metrics", headers={"authorization": "Bearer wrong"}).status_code == 401
+
     def test_two_versions_are_compared(self, client: TestClient) -> None:
         told = client.get("/api/compare?a=net@1&b=net@2").json()
         assert told["summary"]["tensors"] == {"equal": 2, "changed": 1, "new": 0, "gone": 0}
