@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +30,7 @@ from tensorvine.store.errors import CodecUnavailableError, ModelNotFoundError, O
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.metrics import METRICS, Kind
 
-from tests.support.actors import restart_planner
+from tests.support.actors import planner_pid, restart_planner
 from tests.support.commands import on, run
 from tests.support.waiting import PROMPT_S, eventually
 
@@ -160,13 +162,13 @@ class TestScrape:
         assert found["tensorvine_save_seconds_count", ""] == 1.0
         assert found["tensorvine_shard_models", "0"] == 2.0
 
-    def test_a_planner_that_does_not_answer_is_down_and_its_metrics_are_left_out(
-        self, repository: Repository, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from tensorvine.clusters.metrics import readings
-
-        monkeypatch.setattr(readings, "_planner", lambda _: None)
-        found = values_of(collect(repository))
+    def test_a_planner_that_does_not_answer_is_down_and_its_metrics_are_left_out(self, repository: Repository) -> None:
+        planner = planner_pid(repository)
+        os.kill(planner, signal.SIGSTOP)
+        try:
+            found = values_of(collect(repository))
+        finally:
+            os.kill(planner, signal.SIGCONT)
         assert found["tensorvine_up", "planner"] == 0.0
         assert found["tensorvine_up", "shard-0"] == 1.0
         assert found["tensorvine_shard_models", "0"] == 0.0
