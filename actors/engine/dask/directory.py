@@ -336,5 +336,6 @@ class Directory:
         busy = {actor.node for actor in (*self._actors.values(), *self._dying.values())}
         holding = {taken.node for taken in self._reserved.values()}
         for host, late in self._leaving.items():
-            if stuck or host not in busy or (late and host not in holding):
+            may_end = stuck or host not in busy or (late and host not in holding)
+            if may_end and (host, End()) not in self.orders:
                 self.orders.append((host, End()))

@@ -44,8 +44,8 @@ FORK_S = 60.0
 END_S = 10.0
 """How long the kernel may take to end the process."""
 _OURS = str(__package__).partition(".")[0]
-_NAME_BYTES = 1 << 12
-"""Of a module, at most."""
+_ORDER, _ORDER_BYTES = b"+", 1 << 12
+"""What an order begins with, before the module's name, and its most bytes."""
 _NUMBER = struct.Struct("<i")
 """A process, or its exit status: negative for a signal."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -94,7 +94,7 @@ class Template:
         ours, its = socket.socketpair()
         with its:
             try:
-                socket.send_fds(self._started(), [module.encode()[:_NAME_BYTES]], [its.fileno()])
+                socket.send_fds(self._started(), [_ORDER + module.encode()], [its.fileno()])
             except BaseException:
                 ours.close()
                 raise
@@ -126,7 +126,7 @@ class Template:
             self._orders.setblocking(False)
             with its:
                 command = [sys.executable, "-m", TEMPLATE, str(its.fileno())]
-                self._process = subprocess.Popen(
+                self._process = subprocess.Popen(  # noqa: S603  this Python
                     command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], env=self._environment, process_group=0
                 )
         return self._orders
@@ -160,44 +160,51 @@ def _serve(orders: socket.socket) -> Boot | None:
     me = os.getpid()
     children: dict[int, tuple[int, socket.socket]] = {}
     """File descriptor of a child -> the child, and the way to the host."""
+    ways: dict[int, int] = {}
+    """File descriptor of a way -> the child; while the host waits for it."""
     poll = select.poll()
     poll.register(orders, select.POLLIN)
     while True:
         for ready, _ in poll.poll():
-            if ready in children:
+            if ready in ways:
+                poll.unregister(ready)
+                end_group(ways.pop(ready))
+            elif ready in children:
                 poll.unregister(ready)
                 os.close(ready)
                 pid, way = children.pop(ready)
+                if ways.pop(way.fileno(), None) is not None:
+                    poll.unregister(way)
                 _say(way, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 way.close()
-                continue
-            name, received, _, _ = socket.recv_fds(orders, _NAME_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            if not received:
-                return None
-            way = socket.socket(fileno=received[0])
-            _import(name.decode())
-            try:
-                pid, handle = _forked()
-            except OSError as exc:
-                log.warning("an actor's process cannot be started: %s", exc)
-                way.close()
-                continue
-            if pid == 0:
-                for opened, (_, other) in children.items():
-                    os.close(opened)
-                    other.close()
-                return _become(way, me)
-            children[handle] = pid, way
-            poll.register(handle, select.POLLIN)
-            if not _say(way, pid):  # nobody waits any more
-                end_group(pid)
+            else:
+                name, received, _, _ = socket.recv_fds(orders, _ORDER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not name:
+                    return None
+                if not received:  # there are no more file descriptors
+                    continue
+                way = socket.socket(fileno=received[0])
+                _import(name.removeprefix(_ORDER).decode())
+                try:
+                    pid, handle = _forked()
+                except OSError as exc:
+                    log.warning("an actor's process cannot be started: %s", exc)
+                    way.close()
+                    continue
+                if pid == 0:
+                    for opened, (_, other) in children.items():
+                        os.close(opened)
+                        other.close()
+                    return _become(way, me)
+                _say(way, pid)
+                children[handle], ways[way.fileno()] = (pid, way), pid
+                poll.register(handle, select.POLLIN)
+                poll.register(way, 0)  # tells when the host waits no more
 
 
-def _say(way: socket.socket, number: int) -> bool:
-    with contextlib.suppress(OSError):
+def _say(way: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the host waits no more
         way.sendall(_NUMBER.pack(number))
-        return True
-    return False
 
 
 def _import(module: str) -> None:

@@ -13,7 +13,7 @@ from tensorvine.actors import Repository
 from tensorvine.actors.engine import process
 from tensorvine.actors.engine.choice import engine_for, engine_here, start_engine
 from tensorvine.actors.engine.dask import clients
-from tensorvine.actors.engine.dask.directory_plugin import ASK
+from tensorvine.actors.engine.dask.hosts import ASK
 from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
