@@ -117,6 +117,8 @@ def test_whoever_gave_up_waiting_leaves_no_process_behind() -> None:
         assert await last.ended() == 3
         while psutil.Process(parent.ppid()).children() != [parent]:
             await asyncio.sleep(0.01)
+        end_group(first.pid)
+        await first.ended()
 
     play(scene)
 
@@ -147,6 +149,8 @@ def test_where_there_is_no_room_for_another_process_the_others_go_on() -> None:
         parent.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
         assert await (await made.fork("", ENDS)).ended() == 3
         assert is_running(first.pid)
+        end_group(first.pid)
+        await first.ended()
 
     play(scene)
 
