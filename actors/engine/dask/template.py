@@ -105,7 +105,7 @@ class Template:
                 (pid,) = _NUMBER.unpack(await reader.readexactly(_NUMBER.size))
         except BaseException as exc:
             writer.close()
-            if isinstance(exc, asyncio.IncompleteReadError):
+            if isinstance(exc, (asyncio.IncompleteReadError, ConnectionError)):
                 raise ConnectionResetError("the process that actors are forked from could not fork, or ended") from exc
             raise
         return Forked(pid, reader, writer)
