@@ -7,6 +7,8 @@ Rules
   directory through it, so they need no connection to the scheduler, and no Dask.
 - A worker that its nanny starts anew does not matter.
 - Who closes says so, and waits until the directory lets it go: first its actors can be drained.
+- A `LocalCluster` closes the nanny whose worker has not come back within 15 s, as it may on a busy machine. With the
+  nanny actors would end that have nothing to do with the worker. So nannies, which are in its process, have it wait.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import dask.config
+from dask.utils import parse_timedelta
 from distributed import Nanny, NannyPlugin, Worker, WorkerPlugin
 from distributed.batched import BatchedSend
 from distributed.comm import core
@@ -52,6 +55,8 @@ DRAIN_S = 300.0
 """How long any host may leave."""
 END_S = 10.0
 """How long the kernel may take to end killed processes."""
+RETURN, RETURN_S = "distributed.deploy.lost-worker-timeout", 300.0
+"""Dask's option, and how long a local cluster waits at least for a worker that its nanny starts anew."""
 TRIMMING = "MALLOC_TRIM_THRESHOLD_"
 """By it the C library is told when to give memory back."""
 
@@ -65,6 +70,8 @@ class NannyHost(NannyPlugin):
     async def setup(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  Dask awaits it
         """Make a nanny a host; it calls this when it starts."""
         spare_worker_of(nanny)
+        if parse_timedelta(dask.config.get(RETURN)) < RETURN_S:
+            dask.config.set({RETURN: RETURN_S})
         self._host = ActorHost(nanny, nanny.memory_manager.memory_limit, nanny.resources)
         await self._host.begin()
 
