@@ -18,7 +18,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import dask.config
@@ -29,8 +28,8 @@ from distributed.worker import get_client  # pyright: ignore[reportUnknownVariab
 from ....store.errors import OptionError, RepositoryNotFoundError, ShardUnavailableError
 from ..sockets.framing import outcome_of
 from .engine import DaskEngine
+from .hosts import ASK, machine, own_address
 from .hosts import ask as ask_scheduler
-from .hosts import machine, own_address
 from .records import Seat
 from .scheduler_plugin import DirectoryPlugin, client_owner
 
@@ -127,10 +126,9 @@ def engine_of(client: Client, end_client: Callable[[], object] | None = None) ->
     def directory(question: bytes) -> bytes:
         return _run(open_client(), ask_scheduler, question)
 
-    _run(client, _install)
-    seat = Seat("", client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
-    cluster = cast(str, outcome_of(directory(pickle.dumps(("cluster", ()), 5))))
-    engine = DaskEngine(replace(seat, cluster=cluster), directory, end_client)
+    cluster = _run(client, _installed)
+    seat = Seat(cluster, client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
+    engine = DaskEngine(seat, directory, end_client)
     engine.nodes()
     return engine
 
@@ -150,10 +148,11 @@ def _run(client: Client | None, work: Callable[..., Coroutine[Any, Any, _R]], *a
         raise ShardUnavailableError(f"the scheduler: expected an answer; {exc or 'timed out'}") from exc
 
 
-async def _install(scheduler: Any) -> None:
-    """Have the scheduler hold the directory, unless it does."""
+async def _installed(scheduler: Any) -> str:
+    """Have the scheduler hold the directory, unless it does; gives its address, as it says it itself."""
     plugin = DirectoryPlugin()
     await scheduler.register_scheduler_plugin(plugin=pickle.dumps(plugin), name=plugin.name, idempotent=True)
+    return outcome_of(await getattr(scheduler, ASK)(question=pickle.dumps(("cluster", ()), 5)))
 
 
 def _engine(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:

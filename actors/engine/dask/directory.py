@@ -242,13 +242,10 @@ class Directory:
 
     # ---- what Dask asks -------------------------------------------------------------------------------
 
-    def is_there(self, process: str) -> bool:
-        """Whether a nanny or worker, by its address, is a host."""
-        return any(host.process == process for host in self._hosts.values())
-
-    def is_leaving(self, process: str) -> bool:
-        """Whether a nanny or worker, by its address, is a host that leaves."""
-        return any(self._hosts[id_].process == process for id_ in self._leaving)
+    def stays(self, process: str) -> bool | None:
+        """Whether a nanny or worker, by its address, is a host that does not leave; None: it is no host."""
+        found = [host.id not in self._leaving for host in self._hosts.values() if host.process == process]
+        return found[0] if found else None
 
     def needed(self) -> set[str]:
         """Return the nannies and workers that are to close after the others of their machines."""

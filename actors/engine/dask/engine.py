@@ -231,19 +231,16 @@ class DaskEngine:
         deadline = Deadline.after(timeout)
         coming = [self._fetch(handle) for handle in cast("Sequence[Block | BlockHandle]", handles)]
         try:
-            return [result_of(each, deadline.left(), who) for each in coming]
+            return [result_of(each, deadline.left(), who) if isinstance(each, Future) else each for each in coming]
         except LostError as exc:
             raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
 
-    def _fetch(self, handle: Block | BlockHandle) -> Future[Any]:
-        if isinstance(handle, BlockHandle) and handle.owner != self._owner:
-            return cast("Future[Any]", self._lines(handle.owner).send(GROUP, pack(("block", (handle.key,)))))
-        answer: Future[Any] = Future()
-        try:
-            answer.set_result(handle.array if isinstance(handle, Block) else self._blocks.find(handle.key))
-        except ModelLostError as exc:
-            answer.set_exception(exc)
-        return answer
+    def _fetch(self, handle: Block | BlockHandle) -> Future[Any] | np.ndarray:
+        if isinstance(handle, Block):
+            return handle.array
+        if handle.owner == self._owner:
+            return self._blocks.find(handle.key)
+        return cast("Future[Any]", self._lines(handle.owner).send(GROUP, pack(("block", (handle.key,)))))
 
     # ---- within ---------------------------------------------------------------------------------------
 

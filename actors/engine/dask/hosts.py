@@ -175,6 +175,7 @@ class ActorHost:
         self._news = BatchedSend(interval=0)
         self._id = self._cluster = ""
         self._joined = asyncio.Event()
+        self._leaving = False
         self._serving: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -188,11 +189,10 @@ class ActorHost:
 
     async def leave(self) -> None:
         """Say that this host leaves, wait until it may, and end."""
+        self._leaving = True
         if self._serving is not None:
             self._tell("leaves", self._id)
-            if not self._joined.is_set():
-                self._serving.cancel()
-            await asyncio.wait([self._serving], timeout=DRAIN_S)
+            await asyncio.wait([self._serving], timeout=DRAIN_S if self._joined.is_set() else 0.0)
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
         await self._calls.close()
@@ -218,8 +218,7 @@ class ActorHost:
                 try:
                     await self._join(comm)
                     pauses.reset()
-                    if await self._obey(comm):
-                        return
+                    await self._obey(comm)
                 finally:
                     self._joined.clear()
                     self._news.abort()
@@ -227,6 +226,8 @@ class ActorHost:
                     comm.abort()
             except (OSError, TimeoutError) as exc:
                 log.info("no connection to the directory: %s", exc)
+            if self._leaving:
+                return
             await pauses.wait_async()
 
     async def _join(self, comm: core.Comm) -> None:
@@ -253,8 +254,8 @@ class ActorHost:
             labels=cast("dict[str, str]", dask.config.get("tensorvine.labels", {})),
         )
 
-    async def _obey(self, comm: core.Comm) -> bool:
-        """Carry out orders until this host may end: True."""
+    async def _obey(self, comm: core.Comm) -> None:
+        """Carry out orders until this host may end."""
         while True:
             for order in cast("list[bytes]", await comm.read()):
                 match pickle.loads(order):  # noqa: S301  of the scheduler
@@ -266,7 +267,7 @@ class ActorHost:
                     case Kill(key, number) if (key, number) in self._processes:
                         self._processes[key, number].kill()
                     case End():
-                        return True
+                        return
                     case _:
                         pass  # it has ended already
 
@@ -279,8 +280,7 @@ class ActorHost:
     async def _live(self, life: Life, process: _Process, after_s: float) -> None:
         """Have an actor's process run, from the pause before it until its end, and tell of that."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(after_s):
-                await process.killed.wait()
+            await asyncio.wait_for(process.killed.wait(), after_s)
         began = time.monotonic()
         why = "it was killed" if process.killed.is_set() else await self._run(life, process)
         del self._processes[life.plan.key, life.number]

@@ -35,7 +35,6 @@ WAIT_S = 5.0
 RETIRED = "retire-workers"
 """How the reason begins for which the scheduler removes a worker that is retired."""
 _ASKED = ("spawn", "find", "actors", "nodes", "keep", "claim", "kept", "reserve", "unreserve", "reserved")
-_TOLD = ("leaves", "ready", "failed", "died")
 
 
 def client_owner(client: str) -> str:
@@ -90,10 +89,8 @@ class DirectoryPlugin(SchedulerPlugin):
     async def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **_: Any) -> None:
         """Hold up who retires a worker until its host has left."""
         host = self._hosts.pop(worker, "")
-        if stimulus_id.startswith(RETIRED) and self._directory.is_there(host):
-            await self._wait(host, lambda: self._has_left(host) or self._directory.is_leaving(host), LEAVE_S)
-            if self._directory.is_leaving(host):
-                await self._wait(host, lambda: self._has_left(host), DRAIN_S)
+        if stimulus_id.startswith(RETIRED) and await self._wait(host, lambda: not self._directory.stays(host), LEAVE_S):
+            await self._wait(host, lambda: self._directory.stays(host) is None, DRAIN_S)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
         """Leave out those whose hosts are nodes while there are other workers on their machines."""
@@ -138,9 +135,6 @@ class DirectoryPlugin(SchedulerPlugin):
 
     # ---- hosts ----------------------------------------------------------------------------------------
 
-    def _has_left(self, process: str) -> bool:
-        return not self._directory.is_there(process)
-
     async def _serve_host(self, comm: Comm, host: bytes) -> Status:
         joined = pickle.loads(host)  # noqa: S301  of a host
         orders = self._orders[joined.id] = BatchedSend(interval=0)
@@ -163,8 +157,6 @@ class DirectoryPlugin(SchedulerPlugin):
         return Status.dont_reply
 
     def _hear(self, method: str, *arguments: Any) -> None:
-        if method not in _TOLD:
-            raise ValueError(f"expected news of a host; found {method!r}")
         getattr(self._directory, method)(*arguments)
         if method == "leaves":
             asyncio.get_running_loop().call_later(LEAVE_S, self._be_late, *arguments)
