@@ -59,6 +59,8 @@ RETURN, RETURN_S = "distributed.deploy.lost-worker-timeout", 300.0
 """Dask's option, and how long a local cluster waits at least for a worker that its nanny starts anew."""
 TRIMMING = "MALLOC_TRIM_THRESHOLD_"
 """By it the C library is told when to give memory back."""
+_SIGNALS = {-one: one.name for one in signal.Signals}
+"""Exit status -> the signal that ended a process."""
 
 
 class NannyHost(NannyPlugin):
@@ -298,7 +300,7 @@ class ActorHost:
             end_group(forked.pid)
         code = await forked.ended()
         end_group(forked.pid)  # what it has started
-        return f"its process ended with {signal.Signals(-code).name if code < 0 else code}"
+        return f"its process ended with {_SIGNALS.get(code, code)}"
 
     async def _kill_all(self) -> None:
         for process in self._processes.values():
