@@ -7,69 +7,49 @@ from random import Random
 from typing import Any
 
 import pytest
-from tensorvine.actors.engine.dask.directory.directory import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    REMEMBERED,
-    SETTLED_S,
-    Directory,
-)
-from tensorvine.actors.engine.dask.records import (
-    Agent,
-    Copy,
-    End,
-    Keep,
-    Kill,
-    Plan,
-    Reach,
-    Report,
-    Start,
-    State,
-    life_of,
-)
+from tensorvine.actors.engine.dask.directory import FIRST_PAUSE_S, LONGEST_PAUSE_S, REMEMBERED, SETTLED_S, Directory
+from tensorvine.actors.engine.dask.records import End, Host, Kill, Life, Plan, Reach, Start, State
 from tensorvine.actors.engine.engine import Lifetime
 from tensorvine.store.errors import OptionError
 
 REACH = Reach({}, {})
-NAMES, NODES, CLIENTS = ("a", "b", "c", "d"), ("n1", "n2", "n3"), ("client:1", "client:2")
+NAMES, CLIENTS = ("a", "b", "c", "d"), ("client:1", "client:2")
+MACHINES = ("m1", "m1", "m2")
+"""Of the hosts that are there at most."""
 MEMORY, CPUS, GPUS = 100, 2.0, ("0", "1")
 STEPS = 150
 
 
-def agent(name: str) -> Agent:
-    return Agent(name, "host", "machine", MEMORY, CPUS, GPUS)
+def host(name: str, machine: str | None = None, **told: Any) -> Host:
+    return Host(name, f"tcp://{name}", "host", machine or name, MEMORY, CPUS, gpus=GPUS, **told)
 
 
 class World:
-    """A directory, agents that do what it orders, each in the order in which it does, and whoever asks."""
+    """A directory, hosts that do what it orders, each in the order in which it does, and whoever asks."""
 
     def __init__(self, seed: int) -> None:
         self.dice = Random(seed)  # noqa: S311  a game
         self.directory = Directory()
-        self.agents: dict[str, dict[tuple[str, int], Report]] = {}
+        self.hosts: dict[str, dict[tuple[str, int], Life]] = {}
         """Those that are connected -> the processes on them."""
-        self.away: dict[str, dict[tuple[str, int], Report]] = {}
-        """Those that have lost their connection."""
+        self.machines: dict[str, str] = {}
         self.orders: defaultdict[str, list[Any]] = defaultdict(list)
         self.leaving: set[str] = set()
         self.clients: set[str] = set(CLIENTS)
         """Those that are there."""
         self.owners: dict[str, str] = {}
         """Reservation -> who made it."""
-        self.keys = 0
+        self.keys = self.joined = 0
         self.killed: set[str] = set()
         self.dying: list[tuple[str, str, int]] = []
-        """Processes that were killed and have not ended yet, with their agents."""
-        self.facts: dict[str, bytes] = {}
-        """What is kept, as far as an agent that is connected has heard of it."""
-        self.copies: defaultdict[str, Copy] = defaultdict(Copy)
-        """Agent -> what it has of that."""
+        """Processes that were killed and have not ended yet, with their hosts."""
+        self.kept: dict[str, bytes] = {}
 
     def run(self) -> None:
         happens = {
-            self.joins: 2, self.spawns: 6, self.an_actor_spawns: 3, self.kills: 2, self.reserves: 2,
+            self.joins: 3, self.spawns: 6, self.an_actor_spawns: 3, self.kills: 2, self.reserves: 2,
             self.does_as_ordered: 14, self.a_killed_one_ends: 4, self.a_process_ends: 4, self.a_constructor_fails: 1,
-            self.keeps: 3, self.client_ends: 1, self.connection_ends: 1, self.leaves: 1, self.is_started_anew: 1,
+            self.keeps: 3, self.client_ends: 1, self.connection_ends: 1, self.leaves: 1, self.is_late: 1,
             self.all_is_done: 2,
         }  # fmt: skip
         self.joins()
@@ -77,31 +57,32 @@ class World:
             (happening,) = self.dice.choices(list(happens), list(happens.values()))
             happening()
             self.nothing_is_promised_twice()
+            self.each_machine_is_one_node()
         self.all_is_done()
 
     # ---- what happens ---------------------------------------------------------------------------------
 
     def joins(self) -> None:
-        name = self.dice.choice(NODES)
-        if name not in self.agents:
-            self.agents[name] = self.away.pop(name, {})
-            self.orders[name].clear()
-            self.directory.join(agent(name), list(self.agents[name].values()), self.copies[name])
-            self.directory.check_owners(self.clients)
+        free = [place for place in range(len(MACHINES)) if not any(one.endswith(f"n{place}") for one in self.hosts)]
+        if free:
+            place = self.dice.choice(free)
+            self.joined += 1
+            name = f"{self.joined}-n{place}"
+            self.hosts[name], self.machines[name] = {}, MACHINES[place]
+            self.directory.join(host(name, MACHINES[place]))
             self.collect()
 
     def spawns(self) -> None:
         self.clients.add(owner := self.dice.choice(CLIENTS))
         gpus, cpus = self.dice.choice((0.0, 0.0, 0.5, 1.0, 2.0)), self.dice.choice((0.0, 0.0, 1.0, 2.0))
         outlives, restarts = self.dice.random() < 0.5, self.dice.random() < 0.7
-        self.spawn(owner, Lifetime(outlives, restarts, gpus, cpus), self.dice.choice((None, *NODES)))
+        self.spawn(owner, Lifetime(outlives, restarts, gpus, cpus), self.dice.choice((None, *self.hosts)))
 
     def an_actor_spawns(self) -> None:
-        if there := [lived for lives in self.agents.values() for lived in lives]:
-            key, life = self.dice.choice(sorted(there))
-            standing = self.directory.where(key)
-            if (standing.state, standing.life) == (State.RUNNING, life):
-                self.spawn(life_of(key, life), Lifetime(outlives=False), None)
+        if there := [life for lives in self.hosts.values() for life in lives.values()]:
+            life = self.dice.choice(sorted(there, key=lambda life: life.owner))
+            if self.is_running(life):
+                self.spawn(life.owner, Lifetime(outlives=False), None)
 
     def spawn(self, owner: str, lifetime: Lifetime, node: str | None) -> None:
         name = self.dice.choice(NAMES)
@@ -120,7 +101,7 @@ class World:
         self.collect()
 
     def reserves(self) -> None:
-        name, node = self.dice.choice(("r1", "r2", "r3")), self.dice.choice(NODES)
+        name, node = self.dice.choice(("r1", "r2", "r3")), self.dice.choice((*self.hosts, "none"))
         owner = self.dice.choice(sorted(self.clients) or ["client:3"])
         if name in self.directory.reserved(""):
             with pytest.raises(OptionError, match=name):
@@ -129,13 +110,15 @@ class World:
             self.owners[name] = owner
 
     def keeps(self) -> None:
-        name, value = self.dice.choice(("f1", "f2", "f3")), self.dice.choice((b"1", b"2", None))
-        self.directory.keep(name, value)
-        self.facts = {**self.facts, **({name: value} if value else {})}
-        if value is None:
-            self.facts.pop(name, None)
-        assert self.directory.kept("") == self.facts
-        self.collect()
+        name, value = self.dice.choice(("f1", "f2", "f3")), self.dice.choice((b"1", b"2", None, b""))
+        if value == b"":
+            assert self.directory.claim(name) is (name not in self.kept)
+            self.kept.setdefault(name, b"")
+        else:
+            self.directory.keep(name, value)
+            self.kept.pop(name, None)
+            self.kept.update({name: value} if value else {})
+        assert self.directory.kept("") == self.kept
 
     def client_ends(self) -> None:
         self.clients.discard(client := self.dice.choice(CLIENTS))
@@ -143,126 +126,118 @@ class World:
         self.collect()
 
     def a_process_ends(self) -> None:
-        if running := sorted((name, *lived) for name, lives in self.agents.items() for lived in lives):
-            name, key, life = self.dice.choice(running)
-            del self.agents[name][key, life]
-            self.directory.died(key, life, "it crashed", self.dice.choice((0.1, 2 * SETTLED_S)))
+        if running := sorted((name, *lived) for name, lives in self.hosts.items() for lived in lives):
+            name, key, number = self.dice.choice(running)
+            del self.hosts[name][key, number]
+            self.directory.died(key, number, "it crashed", self.dice.choice((0.1, 2 * SETTLED_S)))
             self.collect()
 
     def a_constructor_fails(self) -> None:
-        orders = [order for name in self.agents for order in self.orders[name] if isinstance(order, Start)]
+        orders = [order for name in self.hosts for order in self.orders[name] if isinstance(order, Start)]
         if orders:
-            report = self.dice.choice(orders).report
-            self.directory.failed(report.plan.key, report.life, b"error", "its constructor failed")
+            life = self.dice.choice(orders).life
+            self.directory.failed(life.plan.key, life.number, b"error", "its constructor failed")
             self.collect()
 
     def connection_ends(self) -> None:
-        name = self.dice.choice(NODES)
-        if name in self.agents:
-            lives = self.agents.pop(name)
-            self.leaving.discard(name)
-            if self.dice.random() < 0.6:
-                self.away[name] = lives
-            self.directory.left(name)
-            self.collect()
+        if self.hosts:
+            self.ends(self.dice.choice(sorted(self.hosts)))
+
+    def ends(self, name: str) -> None:
+        del self.hosts[name]
+        self.leaving.discard(name)
+        self.directory.left(name)
+        self.collect()
 
     def leaves(self) -> None:
-        name = self.dice.choice(NODES)
-        if name in self.agents:
+        if self.hosts:
+            name = self.dice.choice(sorted(self.hosts))
             self.leaving.add(name)
             self.directory.leaves(name)
             self.collect()
 
-    def is_started_anew(self) -> None:
-        """Have another scheduler, which agents find one after the other."""
-        self.directory = Directory()
-        self.leaving.clear()
-        self.owners.clear()
-        self.killed.clear()
-        for name in self.dice.sample(sorted(self.agents), len(self.agents)):
-            self.orders[name].clear()
-            self.directory.join(agent(name), list(self.agents[name].values()), self.copies[name])
-        self.directory.check_owners(self.clients)
-        self.collect()
-        if not self.agents:  # who is away may have an older copy, which is all that there will be
-            self.facts = {}
-            self.copies.clear()
-        assert self.directory.kept("") == self.facts, "an agent had heard of it"
+    def is_late(self) -> None:
+        if self.hosts:
+            self.directory.late(self.dice.choice(sorted(self.hosts)))
+            self.collect()
 
-    # ---- agents ---------------------------------------------------------------------------------------
+    # ---- hosts ----------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         for name, order in self.directory.orders:
-            if isinstance(order, Start):
-                assert name in self.agents
-                assert name not in self.leaving, "a node that leaves takes nothing new"
-            if isinstance(order, Keep):
-                self.copies[name] = self.copies[name].after(order)  # who keeps something waits until they are told
-            elif isinstance(order, Copy):
-                self.copies[name] = order
-            else:
-                self.orders[name].append(order)
+            assert name in self.hosts
+            assert not isinstance(order, Start) or name not in self.leaving, "a node that leaves takes nothing new"
+            assert not isinstance(order, End) or name in self.leaving, "who stays does not end"
+            self.orders[name].append(order)
         self.directory.orders.clear()
 
     def does_as_ordered(self) -> None:
-        if waiting := sorted(name for name in self.agents if self.orders[name]):
+        if waiting := sorted(name for name in self.hosts if self.orders[name]):
             self.obey(self.dice.choice(waiting))
 
     def a_killed_one_ends(self) -> None:
         if self.dying:
-            name, key, life = self.dying.pop(0)
-            if name in self.agents:
-                self.agents[name].pop((key, life), None)
-                self.directory.died(key, life, "it was killed", 0.0)
+            name, key, number = self.dying.pop(0)
+            if name in self.hosts and self.hosts[name].pop((key, number), None) is not None:
+                self.directory.died(key, number, "it was killed", 0.0)
                 self.collect()
-            elif name in self.away:
-                self.away[name].pop((key, life), None)
 
     def obey(self, name: str) -> None:
-        order, lives = self.orders[name].pop(0), self.agents[name]
+        order, lives = self.orders[name].pop(0), self.hosts[name]
         if isinstance(order, Start):
-            plan, life = order.report.plan, order.report.life
-            lives[plan.key, life] = Report(plan, life, order.report.gpus, REACH, order.report.failures)
-            self.directory.ready(plan.key, life, REACH)
+            key, number = order.life.plan.key, order.life.number
+            lives[key, number] = order.life
+            self.directory.ready(key, number, REACH)
+            self.collect()
         elif isinstance(order, Kill):
-            self.dying.append((name, order.key, order.life))
-        elif name in self.leaving:
-            del self.agents[name]
-            self.leaving.discard(name)
-            self.directory.left(name)
-        self.collect()
+            self.dying.append((name, order.key, order.number))
+        else:
+            self.ends(name)
 
     # ---- what holds -----------------------------------------------------------------------------------
 
     def nothing_is_promised_twice(self) -> None:
         assert all(node.memory_free >= 0 for node, _ in self.directory.nodes())
-        for lives in self.agents.values():
-            assert sum(report.plan.lifetime.cpus for report in lives.values()) <= CPUS
+        for lives in self.hosts.values():
+            assert sum(life.plan.lifetime.cpus for life in lives.values()) <= CPUS
             shares: defaultdict[str, float] = defaultdict(float)
-            for report in lives.values():
-                for gpu in report.gpus:
-                    shares[gpu] += min(report.plan.lifetime.gpus, 1.0)
+            for life in lives.values():
+                for gpu in life.gpus:
+                    shares[gpu] += min(life.plan.lifetime.gpus, 1.0)
             assert all(share <= 1.0 for share in shares.values())
 
+    def each_machine_is_one_node(self) -> None:
+        stay = [machine for node, machine in self.directory.nodes() if not node.leaving]
+        assert sorted(stay) == sorted({self.machines[name] for name in self.hosts if name not in self.leaving})
+        assert {node.id for node, _ in self.directory.nodes() if node.leaving} <= self.leaving
+        needed = self.directory.needed()
+        for machine in set(MACHINES):
+            others = [name for name in self.hosts if self.machines[name] == machine and name not in self.leaving]
+            assert sum(f"tcp://{name}" in needed for name in others) == (len(others) > 1)
+
     def all_is_done(self) -> None:
-        while self.dying or any(self.orders[name] for name in self.agents):
+        while self.dying or any(self.orders[name] for name in self.hosts):
             self.does_as_ordered()
             self.a_killed_one_ends()
-        lives = {lived: report for there in self.agents.values() for lived, report in there.items()}
-        assert len(lives) == sum(map(len, self.agents.values()))
+        lives = {lived: life for there in self.hosts.values() for lived, life in there.items()}
+        assert len(lives) == sum(map(len, self.hosts.values()))
         assert len({key for key, _ in lives}) == len(lives), "an actor has one process"
         named = {key for name in NAMES if (key := self.key_of(name)) is not None}
         assert {key for key, _ in lives} <= named, "what runs has a name"
         assert not named & self.killed, "who was killed stays so"
-        room = any(name not in self.leaving for name in self.agents)
+        room = any(name not in self.leaving for name in self.hosts)
+        running = {life.plan.key for life in lives.values() if self.is_running(life)}
         for key in named:
-            standing = self.directory.where(key)
-            assert (standing.state is State.RUNNING) == ((key, standing.life) in lives)
-            assert standing.state is State.RUNNING or not room or self.is_large(key)
-        living = self.clients | {life_of(*lived) for lived in lives}
-        for report in lives.values():
-            assert report.plan.lifetime.outlives or report.plan.owner in living, "it ends with its starter"
+            assert (self.directory.where(key).state is State.RUNNING) == (key in running)
+            assert key in running or not room or self.is_large(key)
+        living = self.clients | {life.owner for life in lives.values()}
+        for life in lives.values():
+            assert life.plan.lifetime.outlives or life.plan.owner in living, "it ends with its starter"
         assert {self.owners[name] for name in self.directory.reserved("")} <= {*living, "client:3"}
+
+    def is_running(self, life: Life) -> bool:
+        actor = self.directory._actors.get(life.plan.key)
+        return actor is not None and (actor.life.number, actor.life.reach) == (life.number, REACH)
 
     def is_large(self, key: str) -> bool:
         lifetimes = [self.directory.find(name).lifetime for name in NAMES if self.key_of(name) == key]
@@ -287,7 +262,7 @@ def test_in_worlds_of_any_order_what_runs_is_what_has_a_name_once_and_fits(block
 @pytest.fixture
 def directory() -> Directory:
     made = Directory()
-    made.join(agent("n1"))
+    made.join(host("n1"))
     return made
 
 
@@ -308,7 +283,7 @@ class TestLives:
         pauses = []
         for life in range(8):
             ((node, order),) = ordered(directory)
-            assert (node, order.report.life) == ("n1", life)
+            assert (node, order.life.number) == ("n1", life)
             pauses.append(order.after_s)
             directory.ready("k", life, REACH)
             directory.died("k", life, "it crashed", 0.1)
@@ -358,7 +333,7 @@ class TestLives:
         directory.died("k", 0, "it crashed", 1.0)
         directory.ready("k", 0, REACH)
         directory.died("k", 0, "it crashed", 1.0)
-        assert (directory.where("k").state, directory.where("k").life) == (State.RESTARTING, 1)
+        assert (directory.where("k").state, directory._actors["k"].life.number) == (State.RESTARTING, 1)
 
     def test_a_killed_one_keeps_what_it_takes_until_its_process_has_ended(self, directory: Directory) -> None:
         directory.spawn(plan("k", cpus=2.0))
@@ -368,7 +343,7 @@ class TestLives:
         assert directory.where("next").state is State.STARTING
         directory.died("k", 0, "it was killed", 1.0)
         ((_, order),) = ordered(directory)
-        assert order.report.plan.key == "next"
+        assert order.life.plan.key == "next"
 
     def test_with_its_node_an_actor_restarts_on_another_one(self, directory: Directory) -> None:
         directory.spawn(plan("k", node="n1"))
@@ -376,16 +351,16 @@ class TestLives:
         directory.left("n1")
         assert directory.where("k").state is State.RESTARTING
         assert ordered(directory) == []
-        directory.join(agent("n2"))
+        directory.join(host("n2"))
         ((node, order),) = ordered(directory)
-        assert (node, order.report.life, order.after_s) == ("n2", 1, 0.0)
+        assert (node, order.life.number, order.after_s) == ("n2", 1, 0.0)
 
 
 class TestNodes:
     def test_a_wanted_node_is_taken_while_it_stays_and_else_the_one_with_the_fewest_actors(
         self, directory: Directory
     ) -> None:
-        directory.join(agent("n2"))
+        directory.join(host("n2"))
         for number, node in enumerate(("n1", "n1", None, None, None)):
             directory.spawn(plan(f"k{number}", node=node))
         assert [node for node, _ in ordered(directory)] == ["n1", "n1", "n2", "n2", "n1"]
@@ -395,7 +370,7 @@ class TestNodes:
         assert {node.id: node.leaving for node, _ in directory.nodes()} == {"n1": True, "n2": False}
 
     def test_one_that_leaves_ends_when_it_has_no_actors(self, directory: Directory) -> None:
-        directory.join(agent("n2"))
+        directory.join(host("n2"))
         directory.spawn(plan("k", node="n1"))
         directory.leaves("n1")
         assert [type(order) for _, order in ordered(directory)] == [Start]
@@ -408,47 +383,33 @@ class TestNodes:
         directory.leaves("n1")
         assert [type(order) for _, order in ordered(directory)] == [Start, End]
 
-    def test_one_that_stays_after_all_takes_actors_again(self, directory: Directory) -> None:
-        directory.leaves("n1")
-        directory.join(agent("n1"))
-        ordered(directory)
-        directory.spawn(plan("k"))
-        assert [node for node, _ in ordered(directory)] == ["n1"]
-
-    def test_a_life_that_was_given_up_is_killed_when_its_agent_comes_back(self, directory: Directory) -> None:
-        directory.join(agent("n2"))
+    def test_one_that_moves_its_data_is_not_ended_when_it_is_late(self, directory: Directory) -> None:
+        directory.join(host("n2"))
         directory.spawn(plan("k", node="n1"))
-        directory.left("n1")
+        assert directory.reserve("r", "n1", 1, "client:1")
+        directory.leaves("n1")
+        directory.late("n1")
+        assert [type(order) for _, order in ordered(directory)] == [Start]
+        directory.unreserve("r")
+        assert ordered(directory) == [("n1", End())]
+
+    def test_of_the_hosts_on_a_machine_one_is_the_node_and_the_next_one_follows_it(self, directory: Directory) -> None:
+        directory.join(host("s1", "n1", limit=30, resources={"disk": 1.0}))
+        directory.join(host("s2", "n1", limit=30, resources={"disk": 2.0}))
+        ((node, machine),) = directory.nodes()
+        assert (node.id, machine, node.memory_free, node.resources["disk"]) == ("n1", "n1", 50, 3.0)
+        assert directory.needed() == {"tcp://n1"}
+        directory.spawn(plan("k"))
+        directory.leaves("n1")
+        assert [(node.id, node.leaving) for node, _ in directory.nodes()] == [("n1", True), ("s1", False)]
         ordered(directory)
-        directory.join(agent("n1"), [Report(plan("k"), 0, reach=REACH)])
-        assert ordered(directory) == [("n1", Kill("k", 0))]
-
-    def test_what_was_kept_before_agents_came_back_stays_and_what_they_had_comes_to_it(self) -> None:
-        former, directory = Directory(), Directory()
-        former.join(agent("n1"), (), Copy())
-        for name in ("a", "b"):
-            former.keep(name, b"old")
-        copy = former.orders[0][1]
-        assert isinstance(copy, Copy)
-        for _, change in former.orders[1:]:
-            assert isinstance(change, Keep)
-            copy = copy.after(change)
-        directory.keep("a", b"new")
-        directory.join(agent("n1"), (), copy)
-        assert directory.kept("") == {"a": b"new", "b": b"old"}
-        directory.keep("b", None)
-        directory.join(agent("n2"), (), copy)
-        assert directory.kept("") == {"a": b"new"}, "another that was away for long changes nothing"
-        assert [node for node, order in directory.orders if order == directory._facts.copy][-1] == "n2"
-
-    def test_a_directory_that_knows_nothing_believes_what_agents_tell(self) -> None:
-        directory = Directory()
-        directory.join(agent("n1"), [Report(plan("k"), 3, reach=REACH), Report(plan("own", "k/3", outlives=False), 0)])
-        directory.join(agent("n2"), [Report(plan("lost", "client:9", outlives=False), 0)])
-        assert (directory.where("k").state, directory.where("k").life) == (State.RUNNING, 3)
-        assert len(directory) == 3
-        directory.check_owners(["client:1"])
-        assert [name for name in ("k", "own", "lost") if directory.where(name).state is not State.ENDED] == ["k", "own"]
+        directory.left("n1")
+        ((name, order),) = ordered(directory)
+        assert (name, order.life.number) == ("s1", 1)
+        assert directory.needed() == {"tcp://s1"}
+        assert directory.changed >= {"tcp://n1"}
+        directory.left("s2")
+        assert directory.needed() == set()
 
 
 class TestKept:
@@ -476,6 +437,6 @@ class TestKept:
 
     def test_what_an_actor_reserved_goes_when_it_is_started_again(self, directory: Directory) -> None:
         directory.spawn(plan("k"))
-        directory.reserve("r", "n1", 1, life_of("k", 0))
+        directory.reserve("r", "n1", 1, "k/0")
         directory.died("k", 0, "it crashed", 1.0)
         assert directory.reserved("") == {}

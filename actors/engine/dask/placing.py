@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from ...engine import Lifetime
-from ..records import Agent
+from ..engine import Lifetime
+from .records import Host
 
 _ROUNDING = 1e-9
 
@@ -34,42 +34,42 @@ class Load:
             self.gpus[gpu] += min(lifetime.gpus, 1.0)
 
 
-def gpus_for(agent: Agent, load: Load, lifetime: Lifetime) -> tuple[str, ...] | None:
+def gpus_for(host: Host, load: Load, lifetime: Lifetime) -> tuple[str, ...] | None:
     """Return the GPUs that an actor would get of a node; None: it has not what the actor takes.
 
-    >>> agent, load = Agent("a", "host", "m", 0, cpus=2.0, gpus=("0", "1")), Load()
+    >>> host, load = Host("a", "", "", "", 0, cpus=2.0, gpus=("0", "1")), Load()
     >>> load.add(Lifetime(gpus=0.5), ("1",))
-    >>> gpus_for(agent, load, Lifetime(gpus=0.5)), gpus_for(agent, load, Lifetime(gpus=1.0))
+    >>> gpus_for(host, load, Lifetime(gpus=0.5)), gpus_for(host, load, Lifetime(gpus=1.0))
     (('1',), ('0',))
-    >>> gpus_for(agent, load, Lifetime(gpus=2.0)), gpus_for(agent, load, Lifetime(cpus=2.5))
+    >>> gpus_for(host, load, Lifetime(gpus=2.0)), gpus_for(host, load, Lifetime(cpus=2.5))
     (None, None)
     """
-    if lifetime.cpus > agent.cpus - load.cpus + _ROUNDING:
+    if lifetime.cpus > host.cpus - load.cpus + _ROUNDING:
         return None
     if not lifetime.gpus:
         return ()
     if lifetime.gpus < 1.0:
-        fitting = [gpu for gpu in agent.gpus if load.gpus[gpu] + lifetime.gpus <= 1.0 + _ROUNDING]
+        fitting = [gpu for gpu in host.gpus if load.gpus[gpu] + lifetime.gpus <= 1.0 + _ROUNDING]
         return (max(fitting, key=lambda gpu: load.gpus[gpu]),) if fitting else None
-    free = [gpu for gpu in agent.gpus if load.gpus[gpu] < _ROUNDING]
+    free = [gpu for gpu in host.gpus if load.gpus[gpu] < _ROUNDING]
     count = round(lifetime.gpus)
     return tuple(free[:count]) if count <= len(free) else None
 
 
 def choose(
-    agents: Iterable[Agent], loads: defaultdict[str, Load], lifetime: Lifetime, wanted: str | None
+    hosts: Iterable[Host], loads: defaultdict[str, Load], lifetime: Lifetime, wanted: str | None
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return a node and the GPUs of an actor on it; None: there is no room now.
 
     Args:
-        agents: those that take new actors.
+        hosts: those that take new actors.
         loads: what actors take of each node.
         lifetime: says what the actor takes.
         wanted: a node that is preferred.
     """
-    ranked = sorted(agents, key=lambda agent: (agent.id != wanted, loads[agent.id].actors, agent.id))
-    for agent in ranked:
-        gpus = gpus_for(agent, loads[agent.id], lifetime)
+    ranked = sorted(hosts, key=lambda host: (host.id != wanted, loads[host.id].actors, host.id))
+    for host in ranked:
+        gpus = gpus_for(host, loads[host.id], lifetime)
         if gpus is not None:
-            return agent.id, gpus
+            return host.id, gpus
     return None
