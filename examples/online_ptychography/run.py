@@ -24,10 +24,10 @@ from typing import Annotated
 
 import typer
 
-sys.path.append(str(Path(__file__).parents[1]))  # for what the online examples share, in the driver only
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/shared, in the driver only
 
-from online.place import Address, Named, Place
-from online.starting import interruptible
+from shared.place import Address, Named, Place
+from shared.starting import interruptible
 
 
 def main(

@@ -21,10 +21,10 @@ from typing import Annotated
 
 import typer
 
-sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/shared, in the driver only
 
-from online.place import Address, Place
-from online.starting import interruptible
+from shared.place import Address, Place
+from shared.starting import interruptible
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Of NumPy in each member, as four share few cores; its libraries read them when they are imported."""
