@@ -166,6 +166,28 @@ class Place:
             yield
 
     @contextmanager
+    def workers(self, count: int, *, elastic: bool = False) -> Iterator[int]:
+        """Join a Ray, or have one within the block, for workers with a CPU slot each.
+
+        Args:
+            count: How many. 0: one for each slot of the Ray that is joined.
+            elastic: Whether an own Ray consists of nodes that an autoscaler adds and removes.
+
+        Yields:
+            The number of workers.
+        """
+        if elastic and self.address is None:
+            from .elastic import ElasticCluster
+
+            with ElasticCluster(count):
+                yield count
+            return
+        with self.ray(cpus=count):
+            import ray
+
+            yield count or max(int(ray.cluster_resources().get("CPU", 0)), 1)
+
+    @contextmanager
     def open(self, own: Mapping[str, Any] | None = None, **needed: Any) -> Iterator[Repository]:
         """Connect to the repository, or have one within the block; what it runs on was joined or started.
 

@@ -97,7 +97,7 @@ class Report:
 
     @contextmanager
     def progress(self, total: int, text: str = "starting") -> Iterator[Callable[[int, str], None]]:
-        """Return a context manager that shows a bar. It yields a function that sets the number of steps and the text."""
+        """Return a context manager that shows a bar, and yields a function that sets the steps done and the text."""
         columns = (TextColumn(" "), BarColumn(bar_width=16), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
         with Progress(*columns, TimeElapsedColumn(), console=self._console) as bar:
             task = bar.add_task("", total=total, text=text)

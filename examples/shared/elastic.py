@@ -24,7 +24,7 @@ import psutil
 import ray
 from tensorvine.actors.engine.ray import auth_token
 
-from ..online.starting import sigterm_kept
+from .starting import sigterm_kept
 
 MARK = "TENSORVINE_ELASTIC"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
