@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
+from deephyper.evaluator.callback import Callback
 from tensorvine.actors import Repository
 from tensorvine.clusters import draw_lineage, lineage_of
 
 from ..shared.place import Place
 from ..shared.show import COLOURS, Report, drawing, legend_below, smooth
-from .search import Evaluation, Line, Plan, Results, evolution_of, read, retirement_of, with_deephyper, with_tune
+from .search import (
+    Evaluation,
+    Line,
+    Plan,
+    Results,
+    RunFunction,
+    evolution_of,
+    read,
+    retirement_of,
+    with_deephyper,
+    with_tune,
+)
 
 TARGETS = (0.9, 0.95, 0.97, 0.98)
 """Qualities whose times are compared."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A search, and what it runs on."""
 
@@ -30,51 +43,59 @@ class Job:
     candidates: int
     workers: int
     """0: one for each CPU slot."""
+    transfer: bool = True
+    """Whether candidates inherit, through the repository."""
     elastic: bool = False
     memory: bool = False
     """The repository writes no files, so that the search cannot be resumed."""
+    report: Report = field(default_factory=Report)
 
-    def run(self, mode: str, runner: str = "deephyper") -> list[Line]:
-        """Search with transfer (mode "repository") or without ("none"), and return what became of each candidate."""
-        report = Report()
-        report.title(f"Search, mode {mode}. {self.place.title}")
+    def run(self, runner: str = "deephyper") -> list[Line]:
+        """Search, and return what became of each candidate."""
+        self.report.title(f"Search {'with' if self.transfer else 'without'} transfer. {self.place.title}")
         name = self.place.prefix.removesuffix("/") or self.plan.name
         plan, lines = read(self.out / "results.jsonl", replace(self.plan, name=name))
-        prefix, left = f"{plan.name}/{len(lines):06d}-", self.candidates - len(lines)
+        left = self.candidates - len(lines)
         with ExitStack() as opened:
             workers = opened.enter_context(self.place.workers(self.workers, elastic=self.elastic))
-            repo, callbacks = None, []
-            if mode == "repository":
-                path = None if self.memory or self.place.address else self.out / "repository"
-                repo = opened.enter_context(self.place.open({"shards": 1, "path": path}))
-                callbacks = [retirement_of(repo, plan, lines, prefix)]
-            run = Evaluation(plan, len(lines)).run(repo and repo.name, prefix)
-            show = opened.enter_context(report.progress(self.candidates))
+            run, callbacks, store = self.parts(opened, plan, lines)
+            show = opened.enter_context(self.report.progress(self.candidates))
 
             def watch(done: Sequence[Line]) -> None:
                 best = max((line["quality"] or 0.0 for line in done), default=0.0)
                 show(len(done), f"best {best:.1%}  {done[-1]['space_bytes'] / 1e6:.1f} MB stored")
 
-            stored = (lambda: repo.stats().bytes_memory) if repo else lambda: 0
-            callbacks.append(Results(self.out / "results.jsonl", lines, stored, repo, watch))
+            callbacks.append(Results(self.out / "results.jsonl", lines, store, watch))
             evolution = evolution_of(plan, lines, self.out)
             if left > 0 and runner == "tune":
                 with_tune(evolution, run, callbacks, left, workers, self.out)
             elif left > 0:
                 with_deephyper(evolution, run, callbacks, left, workers)
-            if repo:
-                self._draw_best(report, repo, lines)
+            self.finish(store, lines)
         return lines
 
-    def _draw_best(self, report: Report, repo: Repository, lines: Sequence[Line]) -> None:
-        live = {str(ref) for ref in repo.models()}
+    def parts(self, opened: ExitStack, plan: Plan, lines: Sequence[Line]) -> tuple[RunFunction, list[Callback], Any]:
+        """Return the run function, callbacks, and the repository, if there is one, which `opened` closes."""
+        evaluation, prefix = self.evaluation(plan, len(lines)), f"{plan.name}/{len(lines):06d}-"
+        if not self.transfer:
+            return evaluation.run(None, prefix), [], None
+        path = None if self.memory or self.place.address else self.out / "repository"
+        repo = opened.enter_context(self.place.open({"shards": 1, "path": path}))
+        return evaluation.run(repo.name, prefix), [retirement_of(repo, plan, lines, prefix)], repo
+
+    def evaluation(self, plan: Plan, first: int) -> Evaluation:
+        """Return what builds and trains the candidates from number `first` on."""
+        return Evaluation(plan, first)
+
+    def finish(self, repo: Repository | None, lines: Sequence[Line]) -> None:
+        """Draw the lineage of the best candidate of the population."""
+        live = set() if repo is None else {str(ref) for ref in repo.models()}
         best = max((line for line in lines if line["ref"] in live), key=lambda line: line["quality"], default=None)
-        if best:
+        if repo and best:
             qualities = repo.qualities(repo.lineage(best["ref"])).values()
-            report.say(
-                f"Best live candidate {best['ref']}; its lineage: {' < '.join(f'{one:.1%}' for one in qualities)}"
-            )
-            report.say(f"Drawn in {draw_lineage(lineage_of(repo, best['ref']), self.out / 'lineage.svg')}")
+            lineage = " < ".join(f"{quality:.1%}" for quality in qualities)
+            self.report.say(f"Best live candidate {best['ref']}; quality of its lineage: {lineage}")
+            self.report.say(f"Drawn in {draw_lineage(lineage_of(repo, best['ref']), self.out / 'lineage.svg')}")
 
 
 def share(lines: Sequence[Line]) -> float:

@@ -64,7 +64,8 @@ def main(
         searches = {}
         for each in modes:
             place = Place("nas", address, repository if each == "repository" else None)
-            searches[each] = Job(plan, place, out / each, candidates, workers, elastic).run(each, runner)
+            job = Job(plan, place, out / each, candidates, workers, each == "repository", elastic)
+            searches[each] = job.run(runner)
         compare(searches, out / "searches.png")
 
 

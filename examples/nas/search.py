@@ -109,8 +109,7 @@ class Results(Callback):
     Args:
         path: The file.
         lines: Its lines.
-        stored: Returns the stored bytes.
-        repo: The repository, if there is one.
+        store: The repository, if there is one.
         show: Is called with all lines after each candidate.
     """
 
@@ -118,11 +117,10 @@ class Results(Callback):
         self,
         path: Path,
         lines: list[Line],
-        stored: Callable[[], int],
-        repo: Repository | None,
+        store: Repository | None,
         show: Callable[[Sequence[Line]], object],
     ) -> None:
-        self._path, self._lines, self._stored, self._repo, self._show = path, lines, stored, repo, show
+        self._path, self._lines, self._repo, self._show = path, lines, store, show
         self._began = time.monotonic() - (lines[-1]["at"] if lines else 0.0)
 
     def on_done(self, job: Any) -> None:
@@ -132,9 +130,10 @@ class Results(Callback):
             told["bytes_written"] = self._repo.info(told["ref"]).bytes_owned
             if self._repo.has_path:
                 self._repo.flush()
+        space = 0 if self._repo is None else self._repo.stats().bytes_memory
         quality = None if isinstance(job.objective, str) else job.objective
         line = {"number": len(self._lines), "config": dict(job.args), "quality": quality, **told}
-        line |= {"at": time.monotonic() - self._began, "space_bytes": self._stored()}
+        line |= {"at": time.monotonic() - self._began, "space_bytes": space}
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
