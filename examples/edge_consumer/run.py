@@ -7,7 +7,7 @@ What it shows
 3. Redis is killed meanwhile. The training continues to save, and the device to answer. When Redis runs again, the
    device gets the newest version.
 
-How to run it, after `pip install --group examples '.[ray,redis,torch,viz]'`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`
     python examples/edge_consumer/run.py --quick                     fewer versions
     python examples/edge_consumer/run.py --redis redis://host:6379   a running server, which is not killed
 

@@ -10,7 +10,7 @@ What it shows
 4. The worst versions and the root are retired. Their descendants keep the tensors that they inherited.
 5. Every live version is loaded again and must predict the same, bit for bit. The lineage is drawn as a picture.
 
-How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`, for Dask with `dask`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`, for Dask with `dask`
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
     python examples/finetune/run.py --engine dask   on Dask, without Ray; --scheduler joins a running Dask

@@ -8,7 +8,7 @@ What it shows
 3. Each direction is saved in a repository, with the step of the fork.
 4. A table of the costs of the fork, a table of the directions, and a picture of their losses.
 
-How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`
     python examples/fork_training/run.py --quick         2 directions, under a minute
     python examples/fork_training/run.py --out DIR       6 directions that train longer, the picture in DIR
 """

@@ -93,8 +93,8 @@ class Job:
         best = max((line for line in lines if line["ref"] in live), key=lambda line: line["quality"], default=None)
         if repo and best:
             qualities = repo.qualities(repo.lineage(best["ref"])).values()
-            lineage = " < ".join(f"{quality:.1%}" for quality in qualities)
-            self.report.say(f"Best live candidate {best['ref']}; quality of its lineage: {lineage}")
+            lineage = ", ".join(f"{quality:.1%}" for quality in qualities)
+            self.report.say(f"Best live candidate {best['ref']}; quality of it and its ancestors: {lineage}")
             self.report.say(f"Drawn in {draw_lineage(lineage_of(repo, best['ref']), self.out / 'lineage.svg')}")
 
 

@@ -121,7 +121,8 @@ class Results(Callback):
         show: Callable[[Sequence[Line]], object],
     ) -> None:
         self._path, self._lines, self._repo, self._show = path, lines, store, show
-        self._began = time.monotonic() - (lines[-1]["at"] if lines else 0.0)
+        self._began: float | None = None
+        """When the first candidate began, earlier if the search was resumed."""
 
     def on_done(self, job: Any) -> None:
         """Write what became of a candidate, as soon as its version outlives the process."""
@@ -130,10 +131,12 @@ class Results(Callback):
             told["bytes_written"] = self._repo.info(told["ref"]).bytes_owned
             if self._repo.has_path:
                 self._repo.flush()
+        now, before = time.time(), self._lines[-1]["at"] if self._lines else 0.0
+        self._began = self._began or told.get("began", now) - before
         space = 0 if self._repo is None else self._repo.stats().bytes_memory
         quality = None if isinstance(job.objective, str) else job.objective
         line = {"number": len(self._lines), "config": dict(job.args), "quality": quality, **told}
-        line |= {"at": time.monotonic() - self._began, "space_bytes": space}
+        line |= {"at": now - self._began, "space_bytes": space}
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -9,7 +9,7 @@ What it shows
    and from the costs of updates, and with one update after each scan.
 4. A table of updates, stalls, latency and loss of the answers; a picture with the reconstructions.
 
-How to run it, after `pip install --group examples '.[ray,redis,torch,viz]'`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`
     python examples/online_ptychography/run.py --quick         PtychoNN of width 8, under a minute
     python examples/online_ptychography/run.py --out DIR       width 16 and more scans, minutes, the picture in DIR
 """

@@ -60,7 +60,7 @@ def run(*, quick: bool, out: Path, place: Place) -> None:
     """Train both populations, and draw pictures into the folder `out`."""
     os.environ |= ENVIRONMENT
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    problem = load_problem(*((256, 200, 1600) if quick else (1024, 100, 2000)))
+    problem = load_problem(*((256, 150, 900) if quick else (1024, 100, 2000)))
     report = Report(place.prefix)
     report.title(place.title)
     with place.ray(cpus=len(RATES)), place.open({"shards": 1}) as repo:

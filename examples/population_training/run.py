@@ -9,7 +9,7 @@ What it shows
 3. The same with checkpoints in files. A table compares the costs.
 4. Pictures of the learning rates, of the accuracy, and of the lineage of the best member.
 
-How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]' 'ray[tune]'`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`
     python examples/population_training/run.py --quick         under a minute
     python examples/population_training/run.py --out DIR       a larger network, the pictures in DIR
 """

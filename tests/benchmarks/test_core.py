@@ -28,6 +28,7 @@ from benchmarks.core.models import (
     attn_graph,
     bert_large,
     draw,
+    mutate,
     nas_graphs,
     small_tensors,
     synthetic,
@@ -376,3 +377,32 @@ def test_rows_of_searches_say_how_much_sooner_and_smaller() -> None:
     assert "time to 99.0%" not in rows  # the repository's search does not reach it
     assert [goal.value for goal in rows["space"].goals] == [8, pytest.approx(10 / 3), 1]
     json.dumps(made.as_dict())
+
+
+def test_files_of_searched_architectures_are_shared_and_go_with_the_last_reference(tmp_path: Path) -> None:
+    space, rng = AttnSpace(), random.Random(5)  # noqa: S311  for candidates
+    chosen = draw(space, rng)
+
+    def candidate(store: nas.FileStore, decisions: tuple[int, ...]) -> nas.FileCandidate:
+        return nas.FileCandidate(store, "nas", AttnModel(space, decisions, 8, 2))
+
+    with RedisServer() as server:
+        store = nas.FileStore(server.socket, tmp_path)
+        first = candidate(store, chosen)
+        assert first.layers == {}
+        saved = first.save(0.5)
+        assert saved is not None
+        with candidate(store, chosen) as same, candidate(store, mutate(space, chosen, rng)) as child:
+            assert same.ancestor == child.ancestor == saved.ref
+            assert 0 < len(child.layers) < len(same.layers)
+            again, other = same.save(0.6), child.save(0.7)
+        assert again is not None
+        assert (again.ref, again.bytes_written) == (saved.ref, 0)
+        assert other is not None
+        assert len(list(tmp_path.glob("*.h5"))) == 2
+        store.release(saved.ref.name)
+        assert store.path(saved.ref.name).exists()  # the second candidate refers to it
+        store.release(saved.ref.name)
+        assert not store.path(saved.ref.name).exists()
+        assert store.stats().bytes_memory == other.bytes_written
+        store.close()
