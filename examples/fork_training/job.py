@@ -70,17 +70,7 @@ def run(*, quick: bool, out: Path, place: Place) -> None:
 
 
 class Job:
-    """One training and its directions.
-
-    Args:
-        repo: Where the directions are saved.
-        place: Gives the names of the run and of the models.
-        directions: What the training is forked into.
-        steps: How many steps are trained after the fork.
-        report: Prints.
-        folder: In which the ranks meet.
-        opened: Closes what is started.
-    """
+    """One training and its directions, which train `steps` steps after the fork. The ranks meet in `folder`."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from tensorvine.actors import Repository
 from tensorvine.clusters import draw_lineage, lineage_of
 
 from ..shared.place import Place
-from ..shared.show import COLOURS, Report, drawing, legend_below, smooth
+from ..shared.show import COLOURS, Report, drawing, legend_below, milliseconds, smooth
 from .search import (
     Evaluation,
     Line,
@@ -98,11 +98,6 @@ class Job:
             self.report.say(f"Drawn in {draw_lineage(lineage_of(repo, best['ref']), self.out / 'lineage.svg')}")
 
 
-def share(lines: Sequence[Line]) -> float:
-    """Return the share of the workers' time that was spent in the repository."""
-    return sum(line["repository_s"] for line in lines) / sum(line["ended"] - line["began"] for line in lines)
-
-
 def _reached(lines: Sequence[Line], target: float) -> str:
     return next((f"{line['at']:.1f} s" for line in lines if line["quality"] >= target), "never")
 
@@ -118,7 +113,9 @@ def compare(searches: Mapping[str, Sequence[Line]], path: Path) -> None:
         "best quality": lambda mode: f"{max(line['quality'] for line in done[mode]):.2%}",
         "mean quality": lambda mode: f"{mean(line['quality'] for line in done[mode]):.2%}",
         **{f"time to {target:.0%}": lambda mode, target=target: _reached(done[mode], target) for target in TARGETS},
-        "workers' time in the repository": lambda mode: f"{share(done[mode]):.2%}",
+        "in the repository, per candidate": lambda mode: milliseconds(
+            mean(line["repository_s"] for line in done[mode])
+        ),
         "stored at most": lambda mode: f"{max(line['space_bytes'] for line in searches[mode]) / 1e6:.1f} MB",
         "written": lambda mode: f"{sum(line['bytes_written'] for line in done[mode]) / 1e6:.1f} MB",
     }
@@ -131,7 +128,8 @@ def compare(searches: Mapping[str, Sequence[Line]], path: Path) -> None:
             quality.plot(*smooth(at, qualities, 25), color=colour, linewidth=1, linestyle="--")
             best = [max(qualities[: number + 1]) for number in range(len(qualities))]
             quality.step(at, best, where="post", color=colour, linewidth=2, label=mode)
-            space.plot(at, [line["space_bytes"] / 1e6 for line in lines], color=colour, label=mode)
+            if any(line["space_bytes"] for line in lines):
+                space.plot(at, [line["space_bytes"] / 1e6 for line in lines], color=colour, label=mode)
         quality.set(
             title="Quality: best so far, mean (dashed)", xlabel="seconds", ylabel="mean accuracy of the classes"
         )

@@ -36,7 +36,7 @@ from .space import AttnModel, AttnSpace, Data, load
 BATCH, RATE = 32, 1e-3
 RunFunction = Callable[[RunningJob], Mapping[str, Any]]
 Line = Mapping[str, Any]
-TOLD = ("ref", "ancestor", "layers", "repository_s", "began", "ended")
+TOLD = ("ref", "ancestor", "layers", "repository_s")
 """What a run function says of a candidate, besides the objective."""
 
 
@@ -87,20 +87,9 @@ class Evaluation:
     def run(self, repository: str | None, prefix: str) -> RunFunction:
         """Return a run function whose candidates inherit through a repository, or, without one, do not inherit."""
         if repository is None:
-            return timed(lambda job: {"objective": self.train(self.build(job)), "metadata": {}})
+            return lambda job: {"objective": self.train(self.build(job)), "metadata": {}}
         train = lambda candidate, job: self.train(candidate.model)  # noqa: E731
-        return timed(run_function(self.build, train, repository=repository, prefix=prefix))
-
-
-def timed(run: RunFunction) -> RunFunction:
-    """Add to the metadata of a candidate when it began and ended, in seconds since the epoch."""
-
-    def timed_run(job: RunningJob) -> Mapping[str, Any]:
-        began = time.time()
-        result = run(job)
-        return {**result, "metadata": {**result["metadata"], "began": began, "ended": time.time()}}
-
-    return timed_run
+        return run_function(self.build, train, repository=repository, prefix=prefix)
 
 
 class Results(Callback):
@@ -121,8 +110,7 @@ class Results(Callback):
         show: Callable[[Sequence[Line]], object],
     ) -> None:
         self._path, self._lines, self._repo, self._show = path, lines, store, show
-        self._began: float | None = None
-        """When the first candidate began, earlier if the search was resumed."""
+        self._began = time.monotonic() - (lines[-1]["at"] if lines else 0.0)
 
     def on_done(self, job: Any) -> None:
         """Write what became of a candidate, as soon as its version outlives the process."""
@@ -131,12 +119,10 @@ class Results(Callback):
             told["bytes_written"] = self._repo.info(told["ref"]).bytes_owned
             if self._repo.has_path:
                 self._repo.flush()
-        now, before = time.time(), self._lines[-1]["at"] if self._lines else 0.0
-        self._began = self._began or told.get("began", now) - before
         space = 0 if self._repo is None else self._repo.stats().bytes_memory
         quality = None if isinstance(job.objective, str) else job.objective
         line = {"number": len(self._lines), "config": dict(job.args), "quality": quality, **told}
-        line |= {"at": now - self._began, "space_bytes": space}
+        line |= {"at": time.monotonic() - self._began, "space_bytes": space}
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -99,8 +99,8 @@ class Job:
             for consumer in consumers:
                 consumer.wait_for(1, PATIENCE_S)
             first = consumers[0].infer(shown(study)[0]).outputs
-            costs = producer.report().costs
-            period_s = max(period_s, SLACK * costs.iteration_s if adapt and costs else 0.0)
+            if adapt:
+                period_s = max(period_s, SLACK * iteration_of(producer))
             opens_at = time.time() + 0.2
             self._repo.save(shutter(name), {"opened_at": np.array(opens_at), "period_s": np.array(period_s)})
             self._report.say(f"{study.batch} patterns every {milliseconds(period_s)}")
@@ -122,6 +122,16 @@ class Job:
             statuses = [consumer.status() for consumer in consumers]
         versions, losses = zip(*(answers[number] for number in range(count)), strict=True)
         return Run(schedule, period_s, training_s, published, statuses, versions, losses, (first, last))
+
+
+def iteration_of(producer: Producer) -> float:
+    """Return the duration of an iteration of the warm-up, in seconds. It is measured when the first update is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (costs := producer.report().costs) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected measured costs of updates within {PATIENCE_S:.0f} s")
+        time.sleep(0.05)
+    return costs.iteration_s
 
 
 def ask(

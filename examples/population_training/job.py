@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 from matplotlib.axes import Axes
-from member import SEED, Checkpoints, Files, Problem, Versions, load_problem, member
+from member import SEED, Files, Problem, Versions, load_problem, member
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from shared.place import Place
@@ -77,7 +77,9 @@ def run(*, quick: bool, out: Path, place: Place) -> None:
     report.picture(draw((versions, files), out / "populations.png"))
 
 
-def train(problem: Problem, name: str, checkpoints: Checkpoints, callbacks: Sequence[tune.Callback] = ()) -> Population:
+def train(
+    problem: Problem, name: str, checkpoints: Versions | Files, callbacks: Sequence[tune.Callback] = ()
+) -> Population:
     """Train a population with Ray Tune.
 
     Args:

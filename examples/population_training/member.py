@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,20 +84,8 @@ class Training:
             return float((self.model(self._test[0]).argmax(1) == self._test[1]).float().mean())
 
 
-class Checkpoints(Protocol):
-    """Where a member's state is kept between two intervals."""
-
-    def resume(self, training: Training) -> str | None:
-        """Load the state from which this trial continues. Returns the member that saved it; None: a new training."""
-        ...
-
-    def report(self, training: Training, metrics: dict[str, Any]) -> None:
-        """Save the state, and report the metrics to Tune. Adds the metrics "saved_s" and "ref"."""
-        ...
-
-
 class Versions:
-    """Checkpoints that refer to versions in a repository.
+    """Checkpoints that refer to versions in a repository. `Files` has the same methods.
 
     Args:
         repository: Name of the repository.
@@ -109,7 +97,10 @@ class Versions:
         self._last: Any = None
 
     def resume(self, training: Training) -> str | None:
-        """Load the version of the checkpoint. It becomes the parent of the next version."""
+        """Load the version of the checkpoint, if there is one, and return the member that saved it.
+
+        It becomes the parent of the next version.
+        """
         self._last = hooks.resumed()
         if self._last is None:
             return None
@@ -119,7 +110,7 @@ class Versions:
         return self._last.name.removeprefix(self._prefix)
 
     def report(self, training: Training, metrics: dict[str, Any]) -> None:
-        """Save a version, and report it."""
+        """Save a version, and report it with the metrics."""
         began = time.perf_counter()
         self._last = (
             connected(self._repository)
@@ -166,7 +157,7 @@ def own_name() -> str:
     return f"member-{int(tune.get_context().get_trial_id().rpartition('_')[2])}"
 
 
-def member(config: Mapping[str, Any], problem: Problem, checkpoints: Checkpoints) -> None:
+def member(config: Mapping[str, Any], problem: Problem, checkpoints: Versions | Files) -> None:
     """Train until all steps are done, and report after each interval.
 
     Args:

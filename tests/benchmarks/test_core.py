@@ -353,7 +353,7 @@ def test_the_command_refuses_unknown_words(arguments: list[str]) -> None:
 
 def search(seconds: float, best: float, stored_s: float, space: int, written: int) -> nas.Search:
     """Return a search of four candidates, the third of which is the best."""
-    facts = {"began": 0.0, "ended": 1.0, "repository_s": stored_s, "space_bytes": space, "bytes_written": written // 4}
+    facts = {"repository_s": stored_s, "space_bytes": space, "bytes_written": written // 4}
     qualities = (0.5, None, best, 0.6)
     return [{**facts, "at": seconds * (n + 1) / 4, "quality": quality} for n, quality in enumerate(qualities)]
 
@@ -370,7 +370,7 @@ def test_rows_of_searches_say_how_much_sooner_and_smaller() -> None:
     )
     rows = {row.case: row for row in made.rows}
     assert made.headline is rows[f"end to end, beside {nas.NONE}"]
-    assert [goal.value for goal in made.headline.goals] == [pytest.approx(0.01), pytest.approx(0.7)]
+    assert [goal.value for goal in made.headline.goals] == [pytest.approx(0.04 / 560), pytest.approx(0.7)]
     assert rows["time to 97.0%"].ratio == pytest.approx(300 / 210)
     assert "at least" in rows["time to 98.0%"].goals[0].what
     assert rows["time to 98.0%"].facts["hdf5_s"] == 270

@@ -42,7 +42,7 @@ EXAMPLES = {
         r"Best live candidate nas-[0-9a-f]{8}/000000-",
         r"candidates +10 +10",
         r"failed +0 +0",
-        r"workers' time in the repository +0\.00% +\d+\.\d+%",
+        r"in the repository, per candidate +0\.0 ms +\d+",
     ),
 }
 """Example -> regular expressions of lines. The models of others are not touched."""
