@@ -31,6 +31,7 @@ from tensorvine.actors.search.deephyper import AgedEvolution, Retirement, Sparin
 from tensorvine.store import ModelRef
 from torch import nn
 
+from ..shared.starting import quiet_tune
 from .space import AttnModel, AttnSpace, Data, load
 
 BATCH, RATE = 32, 1e-3
@@ -190,13 +191,16 @@ def with_tune(
     ray.cloudpickle.register_pickle_by_value(sys.modules[__package__])
 
     def trial(config: Mapping[str, Any]) -> None:
-        result = run(RunningJob(tune.get_context().get_trial_id(), dict(config)))
+        job = RunningJob(parameters=dict(config))
+        job.id = tune.get_context().get_trial_id()
+        result = run(job)
         metrics = {"objective": result["objective"], **result["metadata"]}
         if metrics.get("ref"):
             hooks.report(metrics, ModelRef.parse(metrics["ref"]))
         else:
             tune.report(metrics)
 
+    quiet_tune()
     search = Evolving(evolution, callbacks)
     tune.Tuner(
         tune.with_resources(trial, {"cpu": 1}),
@@ -229,8 +233,12 @@ class Evolving(Searcher):
             callback.on_done(job)
         self._evolution.tell([(job.args, job.objective)])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing for Tune to store: a search continues from its own file."""
+        return {}
+
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: a search continues from its own file."""
+        """Do nothing, for the same reason."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from deephyper.hpo import HpProblem
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from deephyper.hpo import HpProblem
 
 UNITS, SMALL_UNITS = range(50, 2000, 25), range(8, 242, 3)
 """Widths of a dense layer: as published, and as many that are about an eighth as wide, for a CPU."""
@@ -52,6 +55,8 @@ class AttnSpace:
 
     def problem(self) -> HpProblem:
         """Return the space as DeepHyper's problem."""
+        from deephyper.hpo import HpProblem
+
         problem = HpProblem()
         for place, options in enumerate(self.decisions):
             problem.add_hyperparameter(list(range(len(options))), f"d{place:02d}")

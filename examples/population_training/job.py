@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +18,7 @@ from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 from shared.place import Place
 from shared.show import COLOURS, INK, Report, drawing, legend_below, milliseconds
+from shared.starting import quiet_tune
 from tensorvine.actors.search.tune import Retirement
 from tensorvine.clusters import draw_lineage, lineage_of
 
@@ -27,13 +26,10 @@ RATES = (1e-4, 1e-3, 0.3, 1.0)
 """Learning rates of the members at the beginning. None of them is good."""
 FACTORS = (0.5, 2.0)
 """A learning rate that is copied is multiplied by one of these."""
+SLOTS = 2
+"""Members that train at the same time on an own Ray: more processes would spend more time on imports."""
 QUANTILE = 0.25
 """The worst quarter of the members is replaced by copies of the best quarter."""
-ENVIRONMENT = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # otherwise "verbose" has no effect
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no logs for other programs
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is handled by the example
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +54,11 @@ class Population:
 
 def run(*, quick: bool, out: Path, place: Place) -> None:
     """Train both populations, and draw pictures into the folder `out`."""
-    os.environ |= ENVIRONMENT
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    quiet_tune()
     problem = load_problem(*((256, 150, 900) if quick else (1024, 100, 2000)))
     report = Report(place.prefix)
     report.title(place.title)
-    with place.ray(cpus=len(RATES)), place.open({"shards": 1}) as repo:
+    with place.ray(cpus=SLOTS), place.open({"shards": 1}) as repo:
         report.title(f"{len(RATES)} members, {problem.steps} steps each, {problem.interval} an interval: versions")
         versions = train(problem, "versions", Versions(repo.name, place.prefix), [Retirement(repo.name)])
         say_exploits(report, versions)

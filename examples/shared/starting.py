@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import signal
 import sys
@@ -87,3 +88,13 @@ def _raised_again() -> Iterator[None]:
     finally:
         over = True
         sys.unraisablehook = hook
+
+
+def quiet_tune() -> None:
+    """Have Ray Tune print nothing, write no logs for other programs, and leave Ctrl-C to the example."""
+    os.environ |= {
+        "RAY_AIR_NEW_OUTPUT": "0",  # otherwise Tune prints in spite of "verbose"
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    }
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
