@@ -58,10 +58,10 @@ def run(report: Report) -> None:
         for mode in (NONE, HDF5, REPOSITORY):
             progress(f"nas: {mode}: {candidates} candidates")
             kind = FileJob if mode == HDF5 else MemoryJob
-            job = kind(
-                Plan(data), Place("nas"), Path(folder, mode), candidates, WORKERS, mode == REPOSITORY, memory=True
-            )
-            found[mode] = job.run()
+            place = Place("nas")
+            with place.workers(WORKERS):
+                job = kind(Plan(data), place, Path(folder, mode), candidates, WORKERS, mode == REPOSITORY, memory=True)
+                found[mode] = job.run()
     add(report, found)
 
 

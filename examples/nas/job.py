@@ -34,7 +34,7 @@ TARGETS = (0.9, 0.95, 0.97, 0.98)
 
 @dataclass(frozen=True)
 class Job:
-    """A search, and what it runs on."""
+    """A search. The cluster runs already."""
 
     plan: Plan
     place: Place
@@ -42,22 +42,19 @@ class Job:
     """Folder of its results."""
     candidates: int
     workers: int
-    """0: one for each CPU slot."""
     transfer: bool = True
     """Whether candidates inherit, through the repository."""
-    elastic: bool = False
     memory: bool = False
     """The repository writes no files, so that the search cannot be resumed."""
     report: Report = field(default_factory=Report)
 
     def run(self, runner: str = "deephyper") -> list[Line]:
         """Search, and return what became of each candidate."""
-        self.report.title(f"Search {'with' if self.transfer else 'without'} transfer. {self.place.title}")
+        self.report.title(f"Search {'with' if self.transfer else 'without'} transfer, {self.workers} workers at once")
         name = self.place.prefix.removesuffix("/") or self.plan.name
         plan, lines = read(self.out / "results.jsonl", replace(self.plan, name=name))
         left = self.candidates - len(lines)
         with ExitStack() as opened:
-            workers = opened.enter_context(self.place.workers(self.workers, elastic=self.elastic))
             run, callbacks, store = self.parts(opened, plan, lines)
             show = opened.enter_context(self.report.progress(self.candidates))
 
@@ -68,9 +65,9 @@ class Job:
             callbacks.append(Results(self.out / "results.jsonl", lines, store, watch))
             evolution = evolution_of(plan, lines, self.out)
             if left > 0 and runner == "tune":
-                with_tune(evolution, run, callbacks, left, workers, self.out)
+                with_tune(evolution, run, callbacks, left, self.workers, self.out)
             elif left > 0:
-                with_deephyper(evolution, run, callbacks, left, workers)
+                with_deephyper(evolution, run, callbacks, left, self.workers)
             self.finish(store, lines)
         return lines
 

@@ -61,11 +61,11 @@ def main(
         plan = Plan(data, *((8, 4) if quick else (50, 5)), seed)
         workers = workers or (0 if address and not elastic else 1 if quick else 2)
         candidates = candidates or (24 if quick else 1000)
-        searches = {}
-        for each in modes:
-            place = Place("nas", address, repository if each == "repository" else None)
-            job = Job(plan, place, out / each, candidates, workers, each == "repository", elastic)
-            searches[each] = job.run(runner)
+        place, searches = Place("nas", address, repository), {}
+        with place.workers(workers, elastic=elastic) as count:
+            for each in modes:
+                job = Job(plan, place, out / each, candidates, count, transfer=each == "repository")
+                searches[each] = job.run(runner)
         compare(searches, out / "searches.png")
 
 
