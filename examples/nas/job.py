@@ -103,6 +103,7 @@ def compare(searches: Mapping[str, Sequence[Line]], path: Path) -> None:
     """Print what the searches cost and gave, and draw their qualities and the stored bytes as a PNG file."""
     report = Report()
     done = {mode: [line for line in lines if line["quality"] is not None] for mode, lines in searches.items()}
+    done = {mode: lines for mode, lines in done.items() if lines}
     rows = {
         "candidates": lambda mode: len(searches[mode]),
         "failed": lambda mode: len(searches[mode]) - len(done[mode]),
@@ -116,7 +117,7 @@ def compare(searches: Mapping[str, Sequence[Line]], path: Path) -> None:
         "stored at most": lambda mode: f"{max(line['space_bytes'] for line in searches[mode]) / 1e6:.1f} MB",
         "written": lambda mode: f"{sum(line['bytes_written'] for line in done[mode]) / 1e6:.1f} MB",
     }
-    report.table("The searches", ("", *searches), [(name, *map(cell, searches)) for name, cell in rows.items()])
+    report.table("The searches", ("", *done), [(name, *map(cell, done)) for name, cell in rows.items()])
     with drawing(path) as figure:
         quality, space = figure.subplots(1, 2)
         for colour, (mode, lines) in zip(COLOURS, done.items(), strict=False):

@@ -32,7 +32,7 @@ HEAD = "ray.head.default"
 """Name of the provider's head."""
 COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
 """Commands for machines of a cloud; there are none here."""
-START_S, STOP_S = 60.0, 4.0
+START_S, STOP_S = 180.0, 4.0
 LOST_S = "10"
 """Seconds of silence after which a node counts as dead and is replaced."""
 IDLE_MINUTES = 0.05
