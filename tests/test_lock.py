@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 LOCKS = {"test": "requirements.lock", "examples": "requirements-examples.lock", None: "requirements-audit.lock"}
-EXTRAS = {"test": ("all", "torch"), "examples": ("ray", "redis", "tensorflow", "torch", "viz")}
+EXTRAS = {"test": ("all", "torch"), "examples": ("ray", "redis", "torch", "viz")}
 """Group -> the extras that its lock contains, too."""
 NAMES = {"ray", "dask", "torch", "tensorflow", "gpu", "redis", "search", "viz", "files", "web"}
 BEFORE = {

@@ -1,16 +1,11 @@
-"""Where an example runs: a Ray or a Dask, and a repository on it; its own, or ones that run already.
+"""Where an example runs: on an own Ray or Dask and repository, or on running ones.
 
 Rules
-- What was started here is stopped at the end, after Ctrl-C and SIGTERM too. What was joined goes on, and of this run it
-  keeps the models.
-- In a repository that was asked for by name, models are called EXAMPLE-RUN/..., and RUN is another one each time: a
-  second run, or somebody else's, does not meet them.
-- Nobody's repository is joined unasked: one of the example's own is called EXAMPLE-RUN, for others may be on its Ray.
-- In a job, workers import what lies beside the script as they do elsewhere: Ray gives them the job's `working_dir`, and
-  this the script's folder in it.
-- What is wrong with the address or the name is one line on standard error, and exit code 1. Options that do not go
-  together are wrong usage: exit code 2.
-- Only the engine that was asked for is imported. An example that takes no `--engine` needs Ray.
+- What was started here is stopped at the end, also after Ctrl-C and SIGTERM. What was joined continues.
+- In a named repository, the models are called EXAMPLE-RUN/..., with another RUN each time. A repository without a name
+  is called EXAMPLE-RUN, because others may use the same Ray.
+- A wrong address or name is one line on standard error and exit code 1. Wrong combinations of options are exit code 2.
+- Only the chosen engine is imported. An example without `--engine` needs Ray.
 """
 
 from __future__ import annotations
@@ -37,27 +32,26 @@ if TYPE_CHECKING:
 AUTO = "auto"
 RAY, DASK = "ray", "dask"
 PACKAGES = {RAY: "ray", DASK: "distributed"}
-"""Engine -> the package that its extra installs."""
+"""Engine -> package of its extra."""
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Where Ray tells a job's program what the job was submitted with."""
+"""Environment variable with the configuration of a Ray job."""
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="a Ray that runs; auto: the one that RAY_ADDRESS names, or `ray start` started on this machine. "
-        "Without it: one of its own, on this machine",
+        help="a running Ray; auto: the one of RAY_ADDRESS, or of `ray start` on this machine. Without it: an own one",
         show_default=False,
     ),
 ]
-EngineName = Annotated[str, typer.Option("--engine", metavar="NAME", help="what it runs on: ray, or dask")]
+EngineName = Annotated[str, typer.Option("--engine", metavar="NAME", help="ray or dask")]
 Scheduler = Annotated[
     str | None,
     typer.Option(
         "--scheduler",
         metavar="HOST:PORT",
-        help="the scheduler of a Dask that runs, with --engine dask. Without it: the one that DASK_SCHEDULER_ADDRESS "
-        "names, or a Dask of its own, on this machine",
+        help="scheduler of a running Dask, with --engine dask. Without it: that of DASK_SCHEDULER_ADDRESS, or an own "
+        "Dask",
         show_default=False,
     ),
 ]
@@ -66,9 +60,8 @@ Named = Annotated[
     typer.Option(
         "--repository",
         metavar="NAME",
-        help="join this repository, or start it under this name if it does not run. What was joined goes on at the "
-        "end, and keeps the models; they are named EXAMPLE-RUN/..., so that no other run has the same names. "
-        "Without it: one of its own, which ends with the example",
+        help="join this repository, or start it. A joined one keeps the models EXAMPLE-RUN/... at the end. Without it: "
+        "an own one, which ends with the example",
         show_default=False,
     ),
 ]
@@ -79,20 +72,20 @@ class Place:
     """Where an example runs."""
 
     example: str
-    """Its name."""
+    """Name of the example."""
     address: str | None = None
-    """Of a Ray that runs, or "auto", or of a Dask's scheduler; None: the example has its own."""
+    """Of a running Ray, "auto", or of a scheduler of Dask. None: the example starts its own."""
     named: str | None = None
-    """The repository that was asked for; None: the example has its own."""
+    """Name of the repository. None: the example starts its own."""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
     engine: str = RAY
 
     @classmethod
     def chosen(cls, example: str, engine: str, address: str | None, scheduler: str | None, named: str | None) -> Place:
-        """Return the place that an example's options say.
+        """Return the place of an example's options.
 
         Raises:
-            BadParameter: there is no such engine here, or the options do not go together.
+            BadParameter: if there is no such engine, or the options cannot be combined.
         """
         if engine not in PACKAGES:
             raise typer.BadParameter(f"expected one of {', '.join(PACKAGES)}; found {engine!r}", param_hint="--engine")
@@ -116,7 +109,7 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What all names of models begin with.
+        """Prefix of the names of models.
 
         >>> Place("nas", "auto").prefix, Place("nas", named="models", run="3f9a").prefix
         ('', 'nas-3f9a/')
@@ -125,18 +118,18 @@ class Place:
 
     @property
     def title(self) -> str:
-        """Say how the example begins."""
+        """Description of the start."""
         name = self.engine.capitalize()
         return f"Starting {name} on this machine" if self.address is None else f"Joining {name} ({self.address})"
 
     @property
     def choice(self) -> str:
-        """What `Repository.start` takes for its engine; a Ray runs in this process by then."""
+        """The argument `engine` of `Repository.start`. This process is connected to Ray by then."""
         return RAY if self.engine == RAY else self.address or DASK
 
     @contextmanager
     def cluster(self, object_store_bytes: int = 1 << 30, cpus: int | None = None) -> Iterator[Engine]:
-        """Join what the example was told to run on, or have one within the block; arguments as of `ray`, for a Ray."""
+        """Join the cluster, or start one for the block. The arguments are those of `ray`."""
         from tensorvine.actors.engine.choice import engine_for, start_engine
 
         if self.engine == RAY:
@@ -153,7 +146,7 @@ class Place:
 
     @contextmanager
     def ray(self, object_store_bytes: int = 1 << 30, cpus: int | None = None) -> Iterator[None]:
-        """Join the Ray of the address, or have one within the block; arguments as of `LocalCluster`, for an own one."""
+        """Join the Ray of the address, or start one for the block with these arguments of `LocalCluster`."""
         if self.address is not None:
             with joined(self.address):
                 yield
@@ -166,12 +159,31 @@ class Place:
             yield
 
     @contextmanager
-    def open(self, own: Mapping[str, Any] | None = None, **needed: Any) -> Iterator[Repository]:
-        """Connect to the repository, or have one within the block; what it runs on was joined or started.
+    def workers(self, count: int, *, elastic: bool = False) -> Iterator[int]:
+        """Join a Ray, or start one for the block, for workers with a CPU slot each. Yields the number of workers.
 
         Args:
-            own: arguments of `Repository.start` for one that is started.
-            needed: those that one which is joined must have been started with, too.
+            count: How many. 0: one for each slot of the joined Ray.
+            elastic: Whether the nodes of an own Ray are added and removed by an autoscaler.
+        """
+        if elastic and self.address is None:
+            from .elastic import ElasticCluster
+
+            with ElasticCluster(count):
+                yield count
+            return
+        with self.ray(cpus=count):
+            import ray
+
+            yield count or max(int(ray.cluster_resources().get("CPU", 0)), 1)
+
+    @contextmanager
+    def open(self, own: Mapping[str, Any] | None = None, **needed: Any) -> Iterator[Repository]:
+        """Connect to the repository, or start one for the block, on the joined or started cluster.
+
+        Args:
+            own: Arguments of `Repository.start`, if it is started.
+            needed: Further arguments, with which a joined repository must have been started, too.
         """
         with _one_line():
             repository, joined = self._open(own or {}, needed)
@@ -198,7 +210,7 @@ class Place:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Be attached to the Ray at HOST:PORT, or to the one that "auto" finds, within the block."""
+    """Connect to the Ray at HOST:PORT, or to the one that "auto" finds, for the block."""
     import ray
     from tensorvine.actors.engine.ray import embedded
     from tensorvine.store.errors import RepositoryNotFoundError
@@ -208,8 +220,7 @@ def joined(address: str) -> Iterator[None]:
         found = embedded.running() if address == AUTO else address
         if found is None:
             raise RepositoryNotFoundError(
-                "--address auto: expected a Ray that RAY_ADDRESS names or that `ray start` started on this machine; "
-                "found none"
+                "--address auto: expected a Ray in RAY_ADDRESS, or one of `ray start` on this machine; found none"
             )
         if "://" in found or found == embedded.HERE:
             raise ValueError(f"--address: expected auto, or HOST:PORT of a Ray that runs; found {found!r}")
@@ -222,14 +233,17 @@ def joined(address: str) -> Iterator[None]:
 
 
 def _configured() -> str | None:
-    """Return the scheduler that Dask's configuration names; None: it names none."""
+    """Return the scheduler of Dask's configuration, if it has one."""
     import dask.config
 
     return dask.config.get("scheduler-address", None)
 
 
 def _script_folder() -> dict[str, Any] | None:
-    """Return the runtime environment of a job's workers; None: this is no job with a `working_dir`."""
+    """Return the runtime environment of the workers of a Ray job: they import modules from the folder of the script.
+
+    Returns None outside a job with a `working_dir`, where Ray does the same.
+    """
     job = json.loads(os.environ.get(JOB, "{}"))
     if "working_dir" not in job.get("runtime_env", {}):
         return None
@@ -239,7 +253,7 @@ def _script_folder() -> dict[str, Any] | None:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """End the example with one line that says why its Ray or its repository cannot be had."""
+    """End the example with one line if its cluster or its repository cannot be joined or started."""
     from tensorvine.store.errors import TensorVineError
 
     try:

@@ -1,10 +1,9 @@
-"""A cluster on this machine whose nodes come and go: the real Ray autoscaler with its fake multi-node provider.
+"""A Ray on this machine whose nodes come and go: the real Ray autoscaler with its fake multi-node provider.
 
-Rules
-- The head has no CPU slot: whoever asks for one makes a node come. A node that nobody uses goes again.
-- This is what `ray.cluster_utils.AutoscalingCluster` does, which cannot be used: its `start` and `shutdown` stop every
-  Ray on the machine, other people's too, and Ray's wheels lack the configuration that it begins from. Here the cluster
-  has a port and a folder of its own, and only what it started is ended: that is known by an environment variable.
+The head has no CPU slot: a task that needs one makes the autoscaler add a node. An idle node is removed.
+`ray.cluster_utils.AutoscalingCluster` cannot be used: it stops every Ray on the machine, and Ray's wheels lack its
+configuration. This cluster has an own port and folder. It ends its own processes only, which it knows by an
+environment variable.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ import psutil
 import ray
 from tensorvine.actors.engine.ray import auth_token
 
-from ..online.starting import sigterm_kept
+from .starting import sigterm_kept
 
 MARK = "TENSORVINE_ELASTIC"
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
-"""Where the provider tells a raylet which node it is."""
+"""Environment variable of a raylet with the id of its node."""
 HEAD = "ray.head.default"
-"""The name that the provider gives to its head."""
+"""Name of the provider's head."""
 COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-"""What a machine of a cloud would be told to run; there is none."""
-START_S, STOP_S = 60.0, 4.0
+"""Commands for machines of a cloud; there are none here."""
+START_S, STOP_S = 180.0, 4.0
 LOST_S = "10"
-"""After how many seconds of silence a node counts as dead, and another one is made in its place."""
+"""Seconds of silence after which a node counts as dead and is replaced."""
 IDLE_MINUTES = 0.05
-"""How long a node may have nothing to do before it goes."""
+"""How long a node may be idle before it is removed."""
 
 
 class ElasticCluster:
-    """A Ray whose nodes come when somebody asks for a CPU. A context manager; this process is attached to it within.
+    """A Ray with an autoscaler. A context manager, in which this process is connected to it.
 
     Args:
-        nodes: how many may be there at once, one CPU slot each.
-        object_store_bytes: capacity of the object store of the head, and of each node.
+        nodes: Maximum number of nodes, with one CPU slot each.
+        object_store_bytes: Capacity of the object store of each node.
     """
 
     def __init__(self, nodes: int, object_store_bytes: int = 256 << 20) -> None:
@@ -80,12 +79,12 @@ class ElasticCluster:
         }
 
     def start(self) -> None:
-        """Start the head and its autoscaler, and attach this process.
+        """Start the head and its autoscaler, and connect this process.
 
         Raises:
-            RuntimeError: Ray does not start; says what it wrote.
+            RuntimeError: if Ray does not start. The message contains its output.
         """
-        auth_token.guard()  # this process, and all that is started here
+        auth_token.guard()  # of this process and its children
         config = Path(self._folder.name) / "autoscaler.json"
         config.write_text(json.dumps(self._config))
         port = self.address.rpartition(":")[2]
@@ -112,21 +111,21 @@ class ElasticCluster:
             ray.init(address=self.address, log_to_driver=False, configure_logging=False)
 
     def workers(self) -> list[str]:
-        """Return the ids of the nodes beside the head."""
+        """Return the ids of the nodes except the head."""
         return [row["NodeID"] for row in ray.nodes() if row["Alive"] and row["Resources"].get("CPU")]
 
     def kill(self, node: str) -> None:
-        """Kill a node as a crash would: its raylet, and with it its workers."""
+        """Kill the raylet of a node. Its workers end with it."""
         for process in self.processes():
             if process.name() == "raylet" and _environment_of(process).get(NODE) == node:
                 process.kill()
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that this cluster started and that run."""
+        """Return the running processes of this cluster."""
         return [process for process in psutil.process_iter() if _environment_of(process).get(MARK) == self._folder.name]
 
     def close(self) -> None:
-        """Detach this process, and end all that the cluster started."""
+        """Disconnect this process, and end the processes of the cluster."""
         ray.shutdown()
         for process in self.processes():
             process.terminate()

@@ -1,8 +1,9 @@
-"""How the examples start: a quiet TensorFlow, and an end by Ctrl-C or SIGTERM that is no traceback."""
+"""Ctrl-C and SIGTERM end an example without a traceback."""
 
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import signal
 import sys
@@ -15,15 +16,14 @@ from types import FrameType
 import typer
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-"""The exit codes that shells give to what Ctrl-C or SIGTERM ended."""
+"""Exit codes of shells for processes that Ctrl-C or SIGTERM ended."""
 AGAIN_S = 0.05
-"""Seconds after which a Ctrl-C that was lost is raised again."""
+"""Seconds after which a lost Ctrl-C is raised again."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """End the process with what shells expect when Ctrl-C or SIGTERM (`ray job stop`) comes within the block."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it when it is imported, actors inherit it
+    """End the process with the exit code that shells expect after Ctrl-C or SIGTERM (`ray job stop`) in the block."""
     with _terminable() as terminated:
         try:
             with _raised_again():
@@ -35,10 +35,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[Callable[[], bool]]:
-    """Let the first SIGTERM do what Ctrl-C does, whatever that is by then; yields whether one came.
-
-    Later ones do nothing: what was started is being ended.
-    """
+    """Handle the first SIGTERM like Ctrl-C, and ignore later ones. Yields a function that says whether one came."""
     came = False
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -60,7 +57,7 @@ def _terminable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Have SIGTERM handled as before after the block: `ray.init` puts a handler of its own there."""
+    """Restore the handler of SIGTERM after the block: `ray.init` sets its own."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -71,10 +68,7 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextmanager
 def _raised_again() -> Iterator[None]:
-    """Raise a Ctrl-C again that came while Python ran a finalizer or a weak reference's callback.
-
-    Python prints what such a function raises, and goes on.
-    """
+    """Raise a Ctrl-C again that came in a finalizer or a callback of a weak reference: Python only prints it."""
     hook, over = sys.unraisablehook, False
 
     def lost(unraisable: sys.UnraisableHookArgs) -> None:
@@ -84,7 +78,7 @@ def _raised_again() -> Iterator[None]:
             hook(unraisable)
 
     def again() -> None:
-        time.sleep(AGAIN_S)  # at once, it would meet the same finalizer
+        time.sleep(AGAIN_S)  # immediately, it could meet the same finalizer
         if not over:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -96,17 +90,11 @@ def _raised_again() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-@contextmanager
-def stderr_closed() -> Iterator[None]:
-    """Drop what is written to file descriptor 2.
-
-    TensorFlow's C++ part says there that it found no GPU, whatever its log level; errors are raised, not written.
-    """
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+def quiet_tune() -> None:
+    """Have Ray Tune print nothing, write no logs for other programs, and leave Ctrl-C to the example."""
+    os.environ |= {
+        "RAY_AIR_NEW_OUTPUT": "0",  # otherwise Tune prints in spite of "verbose"
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    }
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
