@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..store.lazy import lazy
 
 if TYPE_CHECKING:
+    from .client.diff import Diff
     from .client.match import PrefixMatch
     from .client.repository import Repository
     from .client.save.pending import PendingSave
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         "Consumer",
         "ConsumerStatus",
         "Delivery",
+        "Diff",
         "EdgeConsumer",
         "Fitted",
         "ForkCallback",
@@ -93,6 +95,7 @@ _MODULES = {
     "Consumer": "updates.consumer",
     "ConsumerStatus": "updates.follower",
     "Delivery": "updates.follower",
+    "Diff": "client.diff",
     "EdgeConsumer": "edge.consumer",
     "Fitted": "planner.streams",
     "ForkCallback": "training.keras.callback",

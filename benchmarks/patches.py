@@ -38,7 +38,7 @@ ENCODE, DECODE = 1e9, 1.5e9
 RAW = "the whole over a raw socket"
 Patches = dict[str, Any]
 Change = Callable[[np.random.Generator, int], np.ndarray[Any, np.dtype[np.bool_]]]
-"""Choose the elements that change, of so many."""
+"""Choose the elements that change, of a number of elements."""
 
 
 def run(report: Report) -> None:
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Change, tuple[str, float]]] = {
 
 
 def _model(rng: np.random.Generator, size: int, tensors: int = LAYERS) -> Tensors:
-    """Make noise of so many bytes."""
+    """Make noise of `size` bytes."""
     return {f"layer{n}": as_noise(rng, size // 2 // tensors // ROW * ROW) for n in range(tensors)}
 
 
@@ -243,7 +243,7 @@ def _siblings(report: Report, size: int, rounds: int) -> None:
 
 @contextmanager
 def _socket(most: int) -> Generator[Callable[[int], None]]:
-    """Open a TCP connection within this machine; yield a function that sends bytes and waits until they have come."""
+    """Open a TCP connection within this machine; yield a function that sends bytes and waits for their receipt."""
     ours, theirs = connected()
     memory, target = np.ones(most, np.uint8).data, np.ones(most, np.uint8).data
 

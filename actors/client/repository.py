@@ -38,6 +38,7 @@ from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
 from .deployment import Closes, Deployment
+from .diff import Diff, Differ
 from .launch import Launched
 from .lineage import Lineage
 from .match import Prefixes, PrefixMatch
@@ -86,6 +87,7 @@ class Repository(Deployment):
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
+        self._differ = Differ(self._session, self._catalog)
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
 
@@ -400,6 +402,38 @@ class Repository(Deployment):
         """
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
+
+    def diff(self, a: Model, b: Model, *, histogram: int | None = None, timeout: float = 60.0) -> Diff:
+        """Compare the tensors of two versions, of the same model or of different models.
+
+        Tensors with the same name are compared, bit by bit, by the shards that store the tensors of `b`. The tensors
+        are not sent to the caller. Both versions are pinned during the comparison.
+
+        Args:
+            a: The first version.
+            b: The second version.
+            histogram: Number of bins, up to 10,000, of a histogram of the differences in each tensor. None: no
+                histogram.
+            timeout: Seconds for the whole comparison.
+
+        Returns:
+            The tensors that are equal, changed, new and gone. For each changed tensor, the share of elements that
+            differ, the L2 norm of the difference `b` minus `a` and, if requested, the histogram.
+
+        Raises:
+            ModelNotFoundError: if a version does not exist or was retired.
+            OptionError: if `histogram` is not a number of bins.
+            ModelLostError: if bytes of a version were lost when a shard died.
+            ShardUnavailableError, OperationTimeoutError: if a shard dies, cannot read a tensor of another shard, or
+                does not answer in time.
+
+        >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
+        ...     first = repo.save("m", {"w": np.zeros(4)})
+        ...     second = repo.save("m", {"w": np.array([0.0, 3.0, 0.0, 4.0])})
+        ...     repo.diff(first, second).changed
+        {'w': TensorDiff(share=0.5, norm=5.0, counts=(), edges=())}
+        """
+        return self._differ.diff(self._header(a).ref, self._header(b).ref, histogram, timeout)
 
     def models(self, prefix: str = "") -> list[ModelRef]:
         """Return the live versions whose name starts with `prefix`, sorted by name and version."""

@@ -48,6 +48,7 @@ from .replicas.securing import Securing
 from .restart import take_back
 from .serving.block_server import BlockServer
 from .serving.exports import Exports
+from .serving.patches import Patches
 from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
@@ -59,7 +60,7 @@ log = logging.getLogger(__name__)
 DISK_PAUSE_S = 2.0
 
 
-@composed([Sessions, Writes, Reads, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
+@composed([Sessions, Writes, Reads, Patches, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
 class Shard:
     """One shard of a repository, as an actor."""
 
@@ -126,6 +127,7 @@ class Shard:
                 rendezvous=rendezvous,
                 exports=exports,
             ),
+            Patches(context, block_server),
             Queries(
                 context,
                 settling,
