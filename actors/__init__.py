@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .client.save.pending import PendingSave
     from .client.save.request import Saved
     from .client.stats import RepositoryStats
+    from .client.traffic import Traffic
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         "Serving",
         "StepContext",
         "TorchTraining",
+        "Traffic",
         "Trainers",
         "Training",
         "Update",
@@ -120,6 +122,7 @@ _MODULES = {
     "Serving": "updates.serving",
     "StepContext": "training.numpy",
     "TorchTraining": "training.torch.training",
+    "Traffic": "client.traffic",
     "Trainers": "training.trainers",
     "Training": "training.training",
     "Update": "updates.published",

@@ -38,6 +38,7 @@ from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
 from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session
+from .traffic import Meter
 
 PLANS = 256
 """Loads whose places are kept."""
@@ -112,8 +113,12 @@ class Reader:
         self._session = session
         self._catalog = catalog
         self._shared = SharedMemoryTransport(session)
+        self.meter = Meter()
+        """Counts what loads move."""
         self._fetcher = Fetcher(
-            far if far is not None else far_transports(session), lambda segment: session.topology.where(segment)
+            far if far is not None else far_transports(session),
+            lambda segment: session.topology.where(segment),
+            self.meter,
         )
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: tuple[Fetched, Topology] | None = None
@@ -202,6 +207,7 @@ class Reader:
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
+            self.meter.asked(plan.transports[SHARED], plan.transports[SHARED])
             return plan
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
         while True:
@@ -262,6 +268,7 @@ class Reader:
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(found.chosen):
             transports[SHARED] = near
+        self.meter.asked(sum(entry.nbytes for entry in found.chosen.values()), near)
         return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far)
 
     def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:

@@ -47,6 +47,7 @@ from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
 from .stats import RepositoryStats
+from .traffic import Traffic
 from .verifier import Problem, Verifier
 
 if TYPE_CHECKING:
@@ -495,6 +496,10 @@ class Repository(Deployment):
     def stats(self) -> RepositoryStats:
         """Return the statistics of the repository, in total and per shard."""
         return RepositoryStats.of(self._session.broadcast(ShardCalls.stats()))
+
+    def traffic(self) -> Traffic:
+        """Return the bytes that this client's loads moved since it connected. Saves do not count."""
+        return self._reader.meter.traffic
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
