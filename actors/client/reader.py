@@ -135,7 +135,7 @@ class Reader:
         transport: str = AUTO,
     ) -> dict[str, np.ndarray]:
         """Load a model's tensors; see `Repository.load`."""
-        arrays = self._loaded(model, _selection(layers, tensors, into), timeout, transport, False).arrays
+        arrays = self._loaded(model, selection_of(layers, tensors, into), timeout, transport, False).arrays
         return arrays if into is None else buffers.filled(arrays, into, str(model))
 
     def fetch(
@@ -162,7 +162,7 @@ class Reader:
             CorruptDataError: what travelled is not what the shard has.
             TensorVineError: see `Repository.load`.
         """
-        return self._loaded(model, _selection(layers, tensors, None), timeout, transport, verify)
+        return self._loaded(model, selection_of(layers, tensors, None), timeout, transport, verify)
 
     def expect(self, fetched: Fetched, topology: Topology) -> None:
         """Take what a version's home told unasked for the answer to the next load of it, if it holds still.
@@ -190,6 +190,20 @@ class Reader:
         offsets = {segment: block.offsets for segment, (block, _) in held.items()}
         return _views(_rows(entries, offsets), {segment: array for segment, (_, array) in held.items()})
 
+    def check_transport(self, transport: str) -> None:
+        """Make sure that there is a transport of this name.
+
+        Raises:
+            OptionError: there is none.
+        """
+        if transport not in (AUTO, SHARED, *self._fetcher.names):
+            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+
+    def is_near(self, segment: SegmentId, transport: str, deadline: Deadline) -> bool:
+        """Tell whether a load by this transport maps a segment where it lies."""
+        shard = self._session.topology.where(segment)
+        return transport in (AUTO, SHARED) and self._shared.brings(shard, deadline)
+
     @property
     def far_transports(self) -> tuple[str, ...]:
         """Names of the transports by which what is not mapped may come, the preferred one first."""
@@ -201,8 +215,7 @@ class Reader:
 
     def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
         self._session.opened.check()
-        if transport not in (AUTO, SHARED, *self._fetcher.names):
-            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+        self.check_transport(transport)
         name, version = split_ref(model)
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
@@ -279,14 +292,14 @@ class Reader:
         known = self._catalog.known(name, version)
         wanted: Slots = {}
         if known is not None and mapped:
-            chosen = self._select(known, self._catalog.table(known, None), selection)
+            chosen = self.select(known, self._catalog.table(known, None), selection)
             wanted = slots_of(e for e in chosen.values() if topology.where(e.segment) == home)
             wanted = _lacking(held, wanted)
         told = self._heard(ModelRef(name, version)) if version is not None and mapped else None
         fetched = told or self._fetch(home, name, version, known, wanted, mapped and selection is None, wish)
         ref = fetched.header.ref
         self._catalog.meet(ref, fetched.header.graph_key)
-        chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
+        chosen = self.select(ref, self._catalog.table(ref, fetched.body), selection)
         self._lock_all(held, fetched.blocks, wish.deadline)
         shards = {entry.segment: topology.where(entry.segment) for entry in chosen.values()}
         mapped_shards = {shard for shard in set(shards.values()) if self._is_mapped(shard, wish)}
@@ -354,7 +367,12 @@ class Reader:
         """Tell whether a shard's blocks are read in place."""
         return wish.transport in (AUTO, SHARED) and self._shared.brings(shard, wish.deadline)
 
-    def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+    def select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+        """Return the rows of a version's table that a load names.
+
+        Raises:
+            TensorNotFoundError: the version has no such layer or tensor.
+        """
         if selection is None:
             return dict(table)
         kind, names = selection
@@ -374,9 +392,15 @@ class _NewerError(Exception):
     """The version that was the latest when the load began is so no more."""
 
 
-def _selection(
+def selection_of(
     layers: Sequence[str] | None, tensors: Sequence[str] | None, into: Mapping[str, object] | None
 ) -> Selection:
+    """Check which tensors a load names: by layers, by tensors, or by buffers.
+
+    Raises:
+        TensorNotFoundError: these are no names, or both layers and tensors are given.
+        TensorMismatchError: `into` is no mapping.
+    """
     for kind, names in (("layers", layers), ("tensors", tensors)):
         if isinstance(names, str):
             raise TensorNotFoundError(f"load: {kind}=: expected a sequence of names; found the string {names!r}")

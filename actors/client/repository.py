@@ -42,7 +42,8 @@ from .diff import Diff, Differ
 from .launch import Launched
 from .lineage import Lineage
 from .match import Prefixes, PrefixMatch
-from .reader import Reader
+from .patching import Have, Patching
+from .reader import Reader, selection_of
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
@@ -84,6 +85,7 @@ class Repository(Deployment):
         super().__init__(engine, name, launched)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
+        self._patching = Patching(self._session, self._catalog, self._reader)
         self._saves = Saves(self._session, self._catalog, self._reader, greets=launched is None)
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
@@ -239,10 +241,18 @@ class Repository(Deployment):
         layers: Sequence[str] | None = None,
         tensors: Sequence[str] | None = None,
         into: Mapping[str, object] | None = None,
+        have: Have | None = None,
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
         """Load all tensors of a version, or selected tensors.
+
+        With `have`, the arrays in `into` hold another version, its *base*, and are brought up to date. Tensors from
+        other nodes are moved only if they changed: as a patch (the difference from the base), or whole if this is
+        predicted to be sooner. The content hash of each result is checked. If a patch cannot be used, for example
+        because an array does not hold the base, the whole tensor is moved. `traffic` counts these tensors by cause.
+        If the load fails, the arrays are unchanged. The loaded version stays pinned until the client's next load with
+        `have`, so that it can serve as a base even if it is retired.
 
         Args:
             model: The version.
@@ -251,6 +261,8 @@ class Repository(Deployment):
             into: Mapping of tensor names to writable arrays, to which the tensors are copied. Without `layers` and
                 `tensors`, the tensors named in this mapping are loaded. The arrays can have any strides and byte order.
                 All arrays are checked before the first array is written to.
+            have: The version, with its number, whose tensors the arrays in `into` hold, or a mapping of tensor names to
+                content hashes (xxh3-128, hexadecimal). An empty mapping means that the arrays hold nothing.
             timeout: Seconds for the whole load.
             transport: Transport of the bytes: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
@@ -269,11 +281,15 @@ class Repository(Deployment):
             TensorMismatchError: if an array of `into` differs in shape or dtype from the stored tensor, cannot be
                 written to, or overlaps another array of `into`. No array was written to.
             ModelLostError: if bytes of the version were lost when a shard died.
-            OptionError: if the transport is unknown or the timeout is not a number.
+            OptionError: if the transport is unknown, the timeout is not a number, or `have` is given without `into`,
+                has no version number, or is not a mapping of names to hashes.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
                 time.
             OperationTimeoutError: if a shard does not answer in time.
         """
+        if have is not None:
+            selection = selection_of(layers, tensors, into)
+            return self._patching.load(model, selection, into, have, timeout, transport)
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
     def load_model(

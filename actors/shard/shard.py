@@ -88,6 +88,7 @@ class Shard:
         rendezvous = LocalRendezvous()
         senders = Senders(config, block_server, rendezvous)
         exports = Exports(context)
+        patches = Patches(context, block_server)
         copying = Copying(context, room)
         replica_store = ReplicaStore(context, copying, settling.settle_from_thread)
         replication = Replication(context, restored, history) if config.replicas > 1 else None
@@ -127,7 +128,7 @@ class Shard:
                 rendezvous=rendezvous,
                 exports=exports,
             ),
-            Patches(context, block_server),
+            patches,
             Queries(
                 context,
                 settling,
@@ -136,6 +137,7 @@ class Shard:
                 history=history,
                 securing=securing,
                 replica_store=replica_store,
+                patches=patches.cache,
             ),
             Holders(
                 context,
@@ -163,6 +165,7 @@ class Shard:
             replica_store=replica_store,
             senders=senders,
             exports=exports,
+            patches=patches.cache,
         )
         care = context.segment_memory.page_care
         care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon

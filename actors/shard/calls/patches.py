@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ....store.archive.segmentfile import Slot
 from ....store.patches.comparing import TensorDiff
 from ....store.segments.segment import SegmentId
@@ -21,6 +23,26 @@ class Pair:
     base: Slot
     dtype: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A tensor that a reader wants, and the base that it has in its place, of the same dtype and shape."""
+
+    tensor: Slot
+    """In a segment of the shard that is asked."""
+    base: str
+    """Content hash of the base."""
+    place: Slot | None
+    """A slot of that shard that should have this content; None: the shard looks for one."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+GONE = "the shard no longer has the base"
+OTHER = "the shard has other content"
+TOO_LONG = "the patch would not be much shorter"
+"""Reasons why there is no patch."""
 
 
 class PatchCalls:
@@ -42,5 +64,13 @@ class PatchCalls:
             ModelLostError: a segment no longer exists.
             ShardUnavailableError: this shard has no TCP server, or cannot connect to another one.
             OperationTimeoutError: it took longer.
+        """
+        ...
+
+    @remote("data", repeatable=True)
+    def patches(self, updates: Sequence[Update], timeout: float) -> list[np.ndarray | str]:
+        """Return a patch for each tensor, or the reason why there is none; errors as in `compare`.
+
+        A patch is made once for all readers with the same base.
         """
         ...

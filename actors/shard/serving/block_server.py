@@ -71,6 +71,14 @@ class BlockServer:
             self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())
         raise self._segment_memory.crowded(f"segments {list(slots)} for sending")
 
+    def hashes(self, kept: Mapping[SegmentId, Served], deadline: Deadline) -> Digests:
+        """Return the content hashes of slots that are kept in place.
+
+        Raises:
+            OperationTimeoutError: hashing took longer.
+        """
+        return self._digests(self._segment_memory.hashing.futures(list(kept)), kept, deadline)
+
     def _answer(
         self, slots: Slots, timeout: float, hashed: bool
     ) -> tuple[dict[SegmentId, Served], Callable[[], Digests] | None]:
