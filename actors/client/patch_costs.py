@@ -15,7 +15,7 @@ from ...planner.schedules.transfer import TransferSelector
 
 PATCH, WHOLE = "patch", "whole"
 AGAIN = 32
-"""After so many choices of whole tensors in a row, patches are tried."""
+"""Patches are tried after this number of choices of whole tensors in a row."""
 
 
 class PatchCosts:
@@ -45,7 +45,7 @@ class PatchCosts:
         return chosen
 
     def measured(self, what: str, nbytes: int, seconds: float) -> None:
-        """Note what tensors took that have come."""
+        """Record the time of a load. No bytes mean that it failed."""
         with self._lock:
             if nbytes:
                 self._selector.measured(what, nbytes, seconds)

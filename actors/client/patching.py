@@ -4,11 +4,11 @@ Rules
 - Tensors whose shard is on this node are mapped and copied, as in any load: nothing is encoded for them. The rest of
   these rules is about the others.
 - Claims are proved. A tensor counts as unchanged if the array has the content hash of the version's; a patch counts
-  once its result has it. Other arrays get the whole tensor, which is checked as well.
+  once its result has it. Other arrays get the whole tensor, whose hash is checked, too.
 - All tensors are ready, outside of the caller's arrays, before the first array is written to.
 - The version that was loaded last stays pinned until the next such load of this client. So its tensors are there as
   bases, whatever is retired.
-- Only a shard that has both tensors makes a patch. Where it is not predicted to be sooner, nobody asks for one.
+- Only a shard that has both tensors makes a patch. A reader asks for one if it is predicted to be sooner.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from cachetools import LRUCache
@@ -72,7 +73,7 @@ LIED = "the array does not hold the base"
 UNPLAIN = "the array is not contiguous, or has another byte order"
 DAMAGED = "the patch was damaged"
 FAILED = "the shard sent no patches"
-"""Causes, beside those of `shard.calls.patches`."""
+"""Causes, in addition to those of `shard.calls.patches`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The content that an array is said to have."""
+    """The content of an array, as its owner claims."""
 
     content: str
     place: Slot | None
@@ -111,11 +112,11 @@ class _Wanted:
 
 
 _Sent = list[np.ndarray | str]
-"""Patches, or the reasons why there is none."""
+"""Patches, or reasons for their absence."""
 
 
 class Patching:
-    """Loads versions into arrays that hold others, for one client."""
+    """The loads of one client into arrays that hold other versions."""
 
     def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
         self._session = session
@@ -220,7 +221,7 @@ class Patching:
     def _sorted(
         self, load: _Load, far: Mapping[str, TensorEntry], base: ModelRef | Mapping[str, str]
     ) -> tuple[set[str], dict[str, _Wanted]]:
-        """Return the tensors that arrays have already, and those of which an array has a base."""
+        """Return the names of unchanged tensors, and the tensors for which an array has a base."""
         bases = self._bases(load, far, base)
         hashes = self._hashes({far[name].segment for name in bases}, load.deadline)
         held: set[str] = set()
@@ -244,7 +245,7 @@ class Patching:
     def _bases(
         self, load: _Load, far: Mapping[str, TensorEntry], base: ModelRef | Mapping[str, str]
     ) -> dict[str, _Base]:
-        """Return the content that arrays are said to have, where a patch may start from it."""
+        """Return the claimed contents of arrays from which a patch can start."""
         if not isinstance(base, ModelRef):
             return {name: _Base(base[name], None) for name in far if name in base}
         try:
@@ -262,7 +263,7 @@ class Patching:
         return {name: each for name, each in found.items() if each.content}
 
     def _fits(self, load: _Load, new: TensorEntry, old: TensorEntry) -> bool:
-        """Tell whether a shard can make a patch that leads from one tensor to another."""
+        """Return whether a shard can make a patch from one tensor to another."""
         where, cause = self._session.topology.where, None
         if (new.dtype, new.shape) != (old.dtype, old.shape):
             cause = OTHER_KIND
@@ -289,6 +290,10 @@ class Patching:
         questions = deque(self._questions(updates))
         asked: deque[tuple[list[str], Answer[_Sent] | None]] = deque()
         came: dict[str, Array] = {}
+
+        def applied(name: str, sent: np.ndarray | str) -> Array | None:
+            return self._applied(load, name, updates[name], sent)
+
         with ThreadPoolExecutor(THREADS, thread_name_prefix="tensorvine-patch") as threads:
             while questions or asked:
                 while questions and len(asked) < AHEAD:
@@ -296,13 +301,13 @@ class Patching:
                     asked.append((names, self._ask(shard, [updates[name].update for name in names], until)))
                 names, answer = asked.popleft()
                 found = self._answered(load, names, answer, until)
-                arrays = threads.map(lambda name, sent: self._applied(load, name, updates[name], sent), names, found)
+                arrays = threads.map(applied, names, found)
                 came.update((name, array) for name, array in zip(names, arrays, strict=True) if array is not None)
         costs.measured(PATCH, sum(array.nbytes for array in came.values()), time.monotonic() - began)
         return came
 
     def _questions(self, updates: Mapping[str, _Wanted]) -> Iterator[tuple[int, list[str]]]:
-        """Yield shards, and the tensors of one question to each."""
+        """Yield the shard and the tensors of each question."""
         batches: dict[int, list[str]] = {}
         for name, wanted in updates.items():
             shard = self._session.topology.where(wanted.update.tensor[0])
@@ -332,7 +337,7 @@ class Patching:
         return found
 
     def _applied(self, load: _Load, name: str, wanted: _Wanted, patch: np.ndarray | str) -> Array | None:
-        """Return the tensor that a patch leads to; None after a failure, which is counted."""
+        """Apply a patch. A failure is counted, and returns None."""
         base, cause = load.targets[name], patch
         if not isinstance(patch, str):
             try:
@@ -346,17 +351,17 @@ class Patching:
         return None
 
 
-def _checked(have: object) -> ModelRef | Mapping[str, str]:
+def _checked(have: Have) -> ModelRef | Mapping[str, str]:
     """Return the version, or the content hashes, that a caller has.
 
     Raises:
         OptionError: it is neither.
     """
     if isinstance(have, Mapping):
-        odd = [(name, text) for name, text in have.items() if not (isinstance(name, str) and isinstance(text, str))]
-        if odd:
+        pairs = cast("Mapping[object, object]", have).items()
+        if odd := [pair for pair in pairs if not all(isinstance(each, str) for each in pair)]:
             raise OptionError(f"load: have=: expected names and content hashes; found {odd[0]!r:.100}")
-        return dict(have)
+        return dict(cast("Mapping[str, str]", have))
     name, version = split_ref(have)
     if version is None:
         raise OptionError(f"load: have=: expected a version, such as '{name}@3'; found {name!r}, which may be any")
@@ -364,6 +369,6 @@ def _checked(have: object) -> ModelRef | Mapping[str, str]:
 
 
 def _hash(hashes: Mapping[SegmentId, Sequence[str]], entry: TensorEntry) -> str:
-    """Return a tensor's content hash; "" if its shard has none."""
+    """Return a tensor's content hash, or "" if its shard did not send it."""
     found = hashes.get(entry.segment, ())
     return found[entry.slot] if entry.slot < len(found) else ""

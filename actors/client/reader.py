@@ -194,13 +194,13 @@ class Reader:
         """Make sure that there is a transport of this name.
 
         Raises:
-            OptionError: there is none.
+            OptionError: no transport has this name.
         """
         if transport not in (AUTO, SHARED, *self._fetcher.names):
             raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
 
     def is_near(self, segment: SegmentId, transport: str, deadline: Deadline) -> bool:
-        """Tell whether a load by this transport maps a segment where it lies."""
+        """Return whether a load by this transport maps a segment."""
         shard = self._session.topology.where(segment)
         return transport in (AUTO, SHARED) and self._shared.brings(shard, deadline)
 
@@ -345,7 +345,7 @@ class Reader:
             return self._session.call(home, ShardCalls.fetch(client, name, version, None, {}, whole), left)
 
     def _heard(self, ref: ModelRef) -> Fetched | None:
-        """Give, once, what a version's home told of it unasked, if nothing has changed there since."""
+        """Return, once, the unrequested answer of a version's home, if nothing has changed there since."""
         told, self._told = self._told, None
         if told is None or told[0].header.ref != ref or told[1] is not self._session.topology or told[1].former:
             return None

@@ -92,12 +92,12 @@ class Block:
     values: Encoded
 
     @property
-    def parts(self) -> tuple[bytes, Bytes, Bytes]:
+    def parts(self) -> tuple[bytes, memoryview, memoryview]:
         """The block's bytes: header, positions, values."""
         where, values = self.positions, self.values
         packed = bool(where.codec), bool(values.codec)
         header = _BLOCK.pack(self.form, self.xor, *packed, self.count, where.nbytes, values.nbytes)
-        return header, where.data, values.data
+        return header, where.data.data, values.data.data
 
     @property
     def nbytes(self) -> int:
@@ -145,14 +145,14 @@ def header_of(patch: Bytes) -> tuple[PatchHeader, int]:
     """
     if len(patch) < _HEADER.size:
         raise CorruptDataError(f"patch: expected at least {_HEADER.size} bytes; found {len(patch)}")
-    magic, version, word, letters, axes, nbytes, base, result = _HEADER.unpack_from(patch)
+    magic, version, word, letters, axes, nbytes, base, result = _HEADER.unpack_from(patch.data)
     if (magic, version) != (MAGIC, FORMAT):
         raise CorruptDataError(f"patch: expected {MAGIC!r} and format {FORMAT}; found {magic!r} and format {version}")
     shape_at, end = _HEADER.size + letters, _HEADER.size + letters + 8 * axes
     if axes > MOST_AXES or len(patch) < end:
         raise CorruptDataError(f"patch: expected at most {MOST_AXES} axes in {len(patch)} bytes; found {axes}")
     dtype = patch[_HEADER.size : shape_at].tobytes().decode("ascii", "replace")
-    shape = struct.unpack_from(f"<{axes}Q", patch, shape_at)
+    shape = struct.unpack_from(f"<{axes}Q", patch.data, shape_at)
     try:
         header = PatchHeader(dtype, shape, base.hex(), result.hex())
         expected = header.word, header.nbytes
@@ -190,7 +190,7 @@ def blocks_of(patch: Bytes, at: int, header: PatchHeader) -> list[Block]:
 def _block(rest: Bytes, words: int, word: int) -> Block:
     if len(rest) < _BLOCK.size:
         raise CorruptDataError(f"patch: expected a block of at least {_BLOCK.size} bytes; found {len(rest)}")
-    form, *flags, count, where_bytes, value_bytes = _BLOCK.unpack_from(rest)
+    form, *flags, count, where_bytes, value_bytes = _BLOCK.unpack_from(rest.data)
     if form not in _FORMS or max(flags) > 1 or count > words or _BLOCK.size + where_bytes + value_bytes > len(rest):
         raise CorruptDataError(
             f"patch: expected a form and flags of a block of {words} words in {len(rest)} bytes; found form {form}, "

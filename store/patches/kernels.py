@@ -56,7 +56,8 @@ def changed_words(new: Words, old: Words) -> Places:
         found = [np.flatnonzero(new[at : at + SPAN] != old[at : at + SPAN]) + at for at in spans]
         return np.concatenate(found).astype(np.uint32) if found else np.empty(0, np.uint32)
     new, old = (each if each.ctypes.data % 8 == 0 else each.copy() for each in (new, old))
-    eights = (each[: len(each) * each.itemsize // 8 * 8 // each.itemsize].view("u8") for each in (new, old))
+    whole = new.nbytes // 8 * 8 // new.itemsize
+    eights = new[:whole].view("u8"), old[:whole].view("u8")
     places = np.empty(len(new) + 1, np.uint32)  # each word is noted, and stays noted if it differs
     return places[: loops.find(new, old, *eights, places)].copy()
 

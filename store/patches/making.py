@@ -65,7 +65,7 @@ def make_patch(
     check_like(base, dtype, tensor.shape)
     new, old = as_bytes(tensor), as_bytes(base)
     known = hashes or (digest_of(old), digest_of(new))
-    parts: list[bytes | Bytes] = [PatchHeader(dtype, tensor.shape, *known).packed]
+    parts: list[bytes | memoryview] = [PatchHeader(dtype, tensor.shape, *known).packed]
     length = len(parts[0])
     for block in _blocks(_words(new, tensor.dtype), _words(old, tensor.dtype), workers):
         length += block.nbytes

@@ -34,7 +34,7 @@ class Update:
     base: str
     """Content hash of the base."""
     place: Slot | None
-    """A slot of that shard that should have this content; None: the shard looks for one."""
+    """A slot of that shard that should have this content. Without it, the shard searches for the content."""
     dtype: str
     shape: tuple[int, ...]
 
@@ -42,7 +42,7 @@ class Update:
 GONE = "the shard no longer has the base"
 OTHER = "the shard has other content"
 TOO_LONG = "the patch would not be much shorter"
-"""Reasons why there is no patch."""
+"""Reasons for the absence of a patch."""
 
 
 class PatchCalls:
@@ -69,7 +69,7 @@ class PatchCalls:
 
     @remote("data", repeatable=True)
     def patches(self, updates: Sequence[Update], timeout: float) -> list[np.ndarray | str]:
-        """Return a patch for each tensor, or the reason why there is none; errors as in `compare`.
+        """Return a patch for each tensor, or the reason for its absence; errors as in `compare`.
 
         A patch is made once for all readers with the same base.
         """

@@ -3,7 +3,7 @@
 Rules
 - A patch is made once for each pair of contents, also when several readers ask at the same time: the others wait.
 - Patches stay while readers ask for them: the least recently used go above `CACHE_BYTES`, and all after `IDLE_S`.
-- The reason why there is no patch is kept as well, so nobody looks for one again.
+- If a patch would be too long, this is kept instead, so it is not made again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CACHE_BYTES = 256 << 20
 IDLE_S = 60.0
 
 Made = Bytes | str
-"""A patch, or why there is none."""
+"""A patch, or the reason for its absence."""
 Key = tuple[str, str, str, tuple[int, ...]]
 """Content hashes of base and tensor, dtype and shape."""
 
@@ -85,7 +85,7 @@ class PatchCache:
             raise OperationTimeoutError(f"patch: expected it within {timeout:.1f} s; it is still being made") from exc
 
     def drop_idle(self) -> None:
-        """Let go of patches that nobody asked for lately."""
+        """Free the patches that no reader asked for lately."""
         idle = time.monotonic() - IDLE_S
         with self._lock:
             for key in [key for key, entry in self._entries.items() if entry.used < idle and entry.future.done()]:

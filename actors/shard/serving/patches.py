@@ -3,7 +3,7 @@
 Rules
 - Tensors stay in place while they are compared: no copy is made of those that lie here.
 - To be compared, a base in another shard is read over TCP, one at a time. Patches are made of bases here alone.
-- The shard goes by its own content hashes. A reader's claim decides which patch it gets, and not what this contains.
+- The shard goes by its own content hashes. A reader's claim only selects a patch.
 - The threads are this part's own, because they may wait for the shard itself to read a file. Those that answer, those
   that make patches, and those that make blocks of these are apart, because the former wait for the latter.
 """
@@ -40,7 +40,7 @@ WORTH = 0.75
 
 
 class Patches:
-    """Compares tensors, and makes patches, for one shard.
+    """Compares tensors of one shard, and makes patches.
 
     Args:
         context: the shard's.
