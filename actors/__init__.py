@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from ..store.lazy import lazy
 
 if TYPE_CHECKING:
+    from .client.diff import Diff
     from .client.match import PrefixMatch
     from .client.repository import Repository
     from .client.save.pending import PendingSave
     from .client.save.request import Saved
     from .client.stats import RepositoryStats
+    from .client.traffic import Traffic
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         "Consumer",
         "ConsumerStatus",
         "Delivery",
+        "Diff",
         "EdgeConsumer",
         "Fitted",
         "ForkCallback",
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
         "Serving",
         "StepContext",
         "TorchTraining",
+        "Traffic",
         "Trainers",
         "Training",
         "TrainingStatus",
@@ -96,6 +100,7 @@ _MODULES = {
     "Consumer": "updates.consumer",
     "ConsumerStatus": "updates.follower",
     "Delivery": "updates.follower",
+    "Diff": "client.diff",
     "EdgeConsumer": "edge.consumer",
     "Fitted": "planner.streams",
     "ForkCallback": "training.keras.callback",
@@ -120,6 +125,7 @@ _MODULES = {
     "Serving": "updates.serving",
     "StepContext": "training.numpy",
     "TorchTraining": "training.torch.training",
+    "Traffic": "client.traffic",
     "Trainers": "training.trainers",
     "Training": "training.training",
     "TrainingStatus": "planner.streams",

@@ -71,6 +71,10 @@ class ShardStats:
     bytes_sent: int = 0
     """Bytes of tensors sent to readers and other shards since the shard started. Tensors that readers map from the
     shard's memory do not count. A copy in the engine's object store counts once, however many readers it has."""
+    patches_made: int = 0
+    """Number of patches computed since the shard started. Several readers with the same base share a patch."""
+    bytes_patches: int = 0
+    """Size of the patches that the shard keeps for further readers, in bytes."""
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     replicas_missing: int = 0

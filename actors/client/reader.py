@@ -42,6 +42,7 @@ from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
 from .fetch.transports import AUTO, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session
+from .traffic import Meter
 
 PLANS = 256
 """Loads whose places are kept."""
@@ -120,10 +121,13 @@ class Reader:
         self._session = session
         self._catalog = catalog
         self._shared = SharedMemoryTransport(session)
+        self.meter = Meter()
+        """Counts what loads move."""
         self._fetcher = Fetcher(
             far if far is not None else far_transports(session),
             lambda segment: session.topology.where(segment),
             session.counts,
+            self.meter,
         )
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: tuple[Fetched, Topology] | None = None
@@ -140,7 +144,7 @@ class Reader:
         transport: str = AUTO,
     ) -> dict[str, np.ndarray]:
         """Load a model's tensors; see `Repository.load`."""
-        arrays = self._loaded(model, _selection(layers, tensors, into), timeout, transport, False).arrays
+        arrays = self._loaded(model, selection_of(layers, tensors, into), timeout, transport, False).arrays
         return arrays if into is None else buffers.filled(arrays, into, str(model))
 
     def fetch(
@@ -167,7 +171,7 @@ class Reader:
             CorruptDataError: what travelled is not what the shard has.
             TensorVineError: see `Repository.load`.
         """
-        return self._loaded(model, _selection(layers, tensors, None), timeout, transport, verify)
+        return self._loaded(model, selection_of(layers, tensors, None), timeout, transport, verify)
 
     def expect(self, fetched: Fetched, topology: Topology) -> None:
         """Take what a version's home told unasked for the answer to the next load of it, if it holds still.
@@ -194,6 +198,20 @@ class Reader:
             return None
         offsets = {segment: block.offsets for segment, (block, _) in held.items()}
         return _views(_rows(entries, offsets), {segment: array for segment, (_, array) in held.items()})
+
+    def check_transport(self, transport: str) -> None:
+        """Make sure that there is a transport of this name.
+
+        Raises:
+            OptionError: no transport has this name.
+        """
+        if transport not in (AUTO, SHARED, *self._fetcher.names):
+            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+
+    def is_near(self, segment: SegmentId, transport: str, deadline: Deadline) -> bool:
+        """Return whether a load by this transport maps a segment."""
+        shard = self._session.topology.where(segment)
+        return transport in (AUTO, SHARED) and self._shared.brings(shard, deadline)
 
     @property
     def far_transports(self) -> tuple[str, ...]:
@@ -223,12 +241,12 @@ class Reader:
     ) -> tuple[Loaded, bool]:
         """Load; return also whether the places were known without a message."""
         self._session.opened.check()
-        if transport not in (AUTO, SHARED, *self._fetcher.names):
-            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+        self.check_transport(transport)
         name, version = split_ref(model)
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
+            self.meter.asked(plan.transports[SHARED], plan.transports[SHARED])
             return plan, True
         self._session.keep_alive()
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
@@ -290,6 +308,7 @@ class Reader:
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(found.chosen):
             transports[SHARED] = near
+        self.meter.asked(sum(entry.nbytes for entry in found.chosen.values()), near)
         return Loaded(_views(rows, blocks), found.ref, transports, wish.verify or not far, found.created_ns)
 
     def _ask(self, key: Key, wish: Wish, held: _Held) -> _Found:
@@ -300,14 +319,14 @@ class Reader:
         known = self._catalog.known(name, version)
         wanted: Slots = {}
         if known is not None and mapped:
-            chosen = self._select(known, self._catalog.table(known, None), selection)
+            chosen = self.select(known, self._catalog.table(known, None), selection)
             wanted = slots_of(e for e in chosen.values() if topology.where(e.segment) == home)
             wanted = _lacking(held, wanted)
         told = self._heard(ModelRef(name, version)) if version is not None and mapped else None
         fetched = told or self._fetch(home, name, version, known, wanted, mapped and selection is None, wish)
         ref = fetched.header.ref
         self._catalog.meet(ref, fetched.header.graph_key)
-        chosen = self._select(ref, self._catalog.table(ref, fetched.body), selection)
+        chosen = self.select(ref, self._catalog.table(ref, fetched.body), selection)
         self._lock_all(held, fetched.blocks, wish.deadline)
         shards = {entry.segment: topology.where(entry.segment) for entry in chosen.values()}
         mapped_shards = {shard for shard in set(shards.values()) if self._is_mapped(shard, wish)}
@@ -354,7 +373,7 @@ class Reader:
             return self._session.call(home, ShardCalls.fetch(client, name, version, None, {}, whole), left)
 
     def _heard(self, ref: ModelRef) -> Fetched | None:
-        """Give, once, what a version's home told of it unasked, if nothing has changed there since."""
+        """Return, once, the unrequested answer of a version's home, if nothing has changed there since."""
         told, self._told = self._told, None
         if told is None or told[0].header.ref != ref or told[1] is not self._session.topology or told[1].former:
             return None
@@ -376,7 +395,12 @@ class Reader:
         """Tell whether a shard's blocks are read in place."""
         return wish.transport in (AUTO, SHARED) and self._shared.brings(shard, wish.deadline)
 
-    def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+    def select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+        """Return the rows of a version's table that a load names.
+
+        Raises:
+            TensorNotFoundError: the version has no such layer or tensor.
+        """
         if selection is None:
             return dict(table)
         kind, names = selection
@@ -411,9 +435,15 @@ def count_load(counts: Counts, transports: Mapping[str, int], planned: bool, sec
         counts.add(LOADED_BYTES, nbytes, transport)
 
 
-def _selection(
+def selection_of(
     layers: Sequence[str] | None, tensors: Sequence[str] | None, into: Mapping[str, object] | None
 ) -> Selection:
+    """Check which tensors a load names: by layers, by tensors, or by buffers.
+
+    Raises:
+        TensorNotFoundError: these are no names, or both layers and tensors are given.
+        TensorMismatchError: `into` is no mapping.
+    """
     for kind, names in (("layers", layers), ("tensors", tensors)):
         if isinstance(names, str):
             raise TensorNotFoundError(f"load: {kind}=: expected a sequence of names; found the string {names!r}")

@@ -42,16 +42,19 @@ from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
 from .deployment import Closes, Deployment
+from .diff import Diff, Differ
 from .launch import Launched
 from .lineage import Lineage
 from .match import Prefixes, PrefixMatch
+from .patching import Have, Patching
 from .progress import bar, each
-from .reader import Reader
+from .reader import Reader, selection_of
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
 from .session import CONTROL_TIMEOUT_S
 from .stats import RepositoryStats
+from .traffic import Traffic
 from .verifier import Problem, Verifier
 
 if TYPE_CHECKING:
@@ -91,10 +94,12 @@ class Repository(Deployment):
         super().__init__(engine, name, launched)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
+        self._patching = Patching(self._session, self._catalog, self._reader)
         self._saves = Saves(self._session, self._catalog, self._reader, greets=launched is None)
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
+        self._differ = Differ(self._session, self._catalog)
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
 
@@ -253,10 +258,18 @@ class Repository(Deployment):
         layers: Sequence[str] | None = None,
         tensors: Sequence[str] | None = None,
         into: Mapping[str, object] | None = None,
+        have: Have | None = None,
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
         """Load all tensors of a version, or selected tensors.
+
+        With `have`, the arrays in `into` hold another version, its *base*, and are brought up to date. Tensors from
+        other nodes are moved only if they changed: as a patch (the difference from the base), or whole if this is
+        predicted to be sooner. The content hash of each result is checked. If a patch cannot be used, for example
+        because an array does not hold the base, the whole tensor is moved. `traffic` counts these tensors by cause.
+        If the load fails, the arrays are unchanged. The loaded version stays pinned until the client's next load with
+        `have`, so that it can serve as a base even if it is retired.
 
         Args:
             model: The version.
@@ -265,6 +278,8 @@ class Repository(Deployment):
             into: Mapping of tensor names to writable arrays, to which the tensors are copied. Without `layers` and
                 `tensors`, the tensors named in this mapping are loaded. The arrays can have any strides and byte order.
                 All arrays are checked before the first array is written to.
+            have: The version, with its number, whose tensors the arrays in `into` hold, or a mapping of tensor names to
+                content hashes (xxh3-128, hexadecimal). An empty mapping means that the arrays hold nothing.
             timeout: Seconds for the whole load.
             transport: Transport of the bytes: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
@@ -283,11 +298,15 @@ class Repository(Deployment):
             TensorMismatchError: if an array of `into` differs in shape or dtype from the stored tensor, cannot be
                 written to, or overlaps another array of `into`. No array was written to.
             ModelLostError: if bytes of the version were lost when a shard died.
-            OptionError: if the transport is unknown or the timeout is not a number.
+            OptionError: if the transport is unknown, the timeout is not a number, or `have` is given without `into`,
+                has no version number, or is not a mapping of names to hashes.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
                 time.
             OperationTimeoutError: if a shard does not answer in time.
         """
+        if have is not None:
+            selection = selection_of(layers, tensors, into)
+            return self._patching.load(model, selection, into, have, timeout, transport)
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
     def load_model(
@@ -418,6 +437,38 @@ class Repository(Deployment):
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
 
+    def diff(self, a: Model, b: Model, *, histogram: int | None = None, timeout: float = 60.0) -> Diff:
+        """Compare the tensors of two versions, of the same model or of different models.
+
+        Tensors with the same name are compared, bit by bit, by the shards that store the tensors of `b`. The tensors
+        are not sent to the caller. Both versions are pinned during the comparison.
+
+        Args:
+            a: The first version.
+            b: The second version.
+            histogram: Number of bins, up to 10,000, of a histogram of the differences in each tensor. None: no
+                histogram.
+            timeout: Seconds for the whole comparison.
+
+        Returns:
+            The tensors that are equal, changed, new and gone. For each changed tensor, the share of elements that
+            differ, the L2 norm of the difference `b` minus `a` and, if requested, the histogram.
+
+        Raises:
+            ModelNotFoundError: if a version does not exist or was retired.
+            OptionError: if `histogram` is not a number of bins.
+            ModelLostError: if bytes of a version were lost when a shard died.
+            ShardUnavailableError, OperationTimeoutError: if a shard dies, cannot read a tensor of another shard, or
+                does not answer in time.
+
+        >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
+        ...     first = repo.save("m", {"w": np.zeros(4)})
+        ...     second = repo.save("m", {"w": np.array([0.0, 3.0, 0.0, 4.0])})
+        ...     repo.diff(first, second).changed
+        {'w': TensorDiff(share=0.5, norm=5.0, counts=(), edges=())}
+        """
+        return self._differ.diff(self._header(a).ref, self._header(b).ref, histogram, timeout)
+
     def models(self, prefix: str = "") -> list[ModelRef]:
         """Return the live versions whose name starts with `prefix`, sorted by name and version."""
         if not isinstance(prefix, str):
@@ -506,6 +557,10 @@ class Repository(Deployment):
             timeout: Seconds to wait for the planner.
         """
         return self._session.planner.call(PlannerCalls.streams(), seconds_of(timeout))
+
+    def traffic(self) -> Traffic:
+        """Return the bytes that this client's loads moved since it connected. Saves do not count."""
+        return self._reader.meter.traffic
 
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.

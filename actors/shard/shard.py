@@ -49,6 +49,7 @@ from .replicas.securing import Securing
 from .restart import take_back
 from .serving.block_server import BlockServer
 from .serving.exports import Exports
+from .serving.patches import Patches
 from .serving.redis_index import RedisIndex
 from .serving.senders import Senders
 from .settling import Settling
@@ -62,7 +63,7 @@ SHOW_S = 10.0
 """How often gauges are set in the engine's dashboard."""
 
 
-@composed([Sessions, Writes, Reads, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
+@composed([Sessions, Writes, Reads, Patches, Queries, Holders, Files, ReplicaStore, Securing, Notes, Changes])
 class Shard:
     """One shard of a repository, as an actor."""
 
@@ -90,6 +91,7 @@ class Shard:
         rendezvous = LocalRendezvous()
         senders = Senders(config, block_server, rendezvous)
         exports = Exports(context)
+        patches = Patches(context, block_server)
         copying = Copying(context, room)
         replica_store = ReplicaStore(context, copying, settling.settle_from_thread)
         replication = Replication(context, restored, history) if config.replicas > 1 else None
@@ -125,6 +127,7 @@ class Shard:
             history=history,
             securing=securing,
             replica_store=replica_store,
+            patches=patches.cache,
         )
         parts = (
             sessions,
@@ -138,6 +141,7 @@ class Shard:
                 rendezvous=rendezvous,
                 exports=exports,
             ),
+            patches,
             queries,
             Holders(
                 context,
@@ -165,6 +169,7 @@ class Shard:
             replica_store=replica_store,
             senders=senders,
             exports=exports,
+            patches=patches.cache,
         )
         Ticker("gauges", f"shard {context.index}", lambda: SHOW_S, lambda: _show(context, queries))
         care = context.segment_memory.page_care

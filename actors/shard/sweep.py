@@ -13,6 +13,7 @@ from .handoff.strays import Strays
 from .parts.sessions import Sessions
 from .replicas.replica_store import ReplicaStore
 from .serving.exports import Exports
+from .serving.patch_cache import PatchCache
 from .serving.senders import Senders
 from .settling import Settling
 from .ticker import Ticker
@@ -32,6 +33,7 @@ class Sweep:
         replica_store: copies of other shards, which may have drained.
         senders: have groups that may be idle.
         exports: blocks in the object store that may be idle.
+        patches: that may be idle.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Sweep:
         replica_store: ReplicaStore,
         senders: Senders,
         exports: Exports,
+        patches: PatchCache,
     ) -> None:
         self._lock = context.lock
         self._segment_memory = context.segment_memory
@@ -56,6 +59,7 @@ class Sweep:
         self._replica_store = replica_store
         self._senders = senders
         self._exports = exports
+        self._patches = patches
         for what, step in (("sweep", self._sweep), ("ask", self._ask_others)):
             Ticker(what, f"shard {context.index}", lambda: SWEEP_S, step)
 
@@ -69,6 +73,7 @@ class Sweep:
         self._sessions.end_lost()
         self._segment_memory.hashing.start()
         self._exports.drop_idle()
+        self._patches.drop_idle()
         topology = self._peers.topology
         with self._lock:
             self._replica_store.forget(topology.gone.keys() - set(topology.alive))

@@ -1,4 +1,4 @@
-"""The command line: `tensorvine up | status | top | ls | show | lineage | wait | export | import | ... | down`.
+"""The command line: `tensorvine up | status | top | ls | show | lineage | diff | wait | export | import | ... | down`.
 
 Rules
 - An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
@@ -21,6 +21,7 @@ from ...store.errors import TensorVineError, shown
 from ..client import say_error
 from .cluster_files import cluster_files
 from .completion import Commands, without_urls
+from .diff import diff
 from .files import export, import_
 from .life import down, up
 from .lineage import lineage
@@ -36,7 +37,7 @@ from .web import web
 _OURS = __name__.partition(".")[0]
 _HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
-    *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    *(up, repos, status, top, ls, show, lineage, diff, verify, export, import_, wait, retire, scale, flush, down),
     metrics,
     web,
     cluster_files,

@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import astuple
 
 from ..errors import CorruptDataError, ModelLostError, MovedError, StorageError, Unreadable
@@ -180,6 +180,15 @@ class SegmentTable:
             segment_id: self._segments[segment_id].digests for segment_id in segments if segment_id in self._segments
         }
         return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
+
+    def places_of(self, digests: Set[str]) -> dict[str, tuple[SegmentId, int]]:
+        """Find slots by content: hash -> (segment, slot), of those that are hashed."""
+        return {
+            digest: (segment.id, slot)
+            for segment in self._segments.values()
+            for slot, digest in enumerate(segment.digests or ())
+            if digest in digests and segment.has([slot])
+        }
 
     # ---- disk -----------------------------------------------------------------------------------------
 

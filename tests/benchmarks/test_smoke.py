@@ -24,6 +24,7 @@ SHARED = {
     "growth": 6,
     "pages": 5,
     "codec": 7,
+    "patches": 18,
     "persist": 22,
     "notify": 4,
     "consumers": 5,

@@ -77,6 +77,7 @@ LONG: Mapping[str, str] = {
     r"tests/hosts/test_placement.py::": "its rules: tests/planner/test_placement.py; two raylets: test_two_nodes.py",
     r"tests/simulation/test_simulation.py::test_worlds_keep_the_rules\[more": "other worlds",
     r"tests/soak/test_soak.py::test_a_short_round": "the simulation",
+    r"tests/store/patches/test_patches.py::test_a_tensor_of_more": "a tensor of several blocks",
     r"tests/test_warm_workers.py::test_workers_that_are_forked.*\[(deephyper|ray.tune)": "ray.util.collective",
     r"tests/test_wheel.py::TestAlone::test_a_repository_runs_on_dask": "the same with Ray",
     r"tests/test_wheel.py::TestAlone::.*\[3.1[23]": "the same on Python 3.11",

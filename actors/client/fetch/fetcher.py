@@ -28,6 +28,7 @@ from ....store.versions.manifest import TensorEntry, sizes_of, slots_of
 from ....store.waiting import Deadline
 from ...transport.frames import Asked, Received
 from ...transport.tcp import check_content
+from ..traffic import Meter
 from .transports import AUTO, Transport
 
 log = logging.getLogger(__name__)
@@ -64,11 +65,15 @@ class Fetcher:
         transports: the preferred one first.
         where: segment -> the shard that holds it.
         counts: the client's.
+        meter: counts the tensors that move.
     """
 
-    def __init__(self, transports: Sequence[Transport], where: Callable[[SegmentId], int], counts: Counts) -> None:
+    def __init__(
+        self, transports: Sequence[Transport], where: Callable[[SegmentId], int], counts: Counts, meter: Meter
+    ) -> None:
         self._where = where
         self._counts = counts
+        self._meter = meter
         self._transports = {transport.name: transport for transport in transports}
         self._selector = TransferSelector()
         self._here: dict[SegmentId, _Here] = {}
@@ -118,6 +123,7 @@ class Fetcher:
             if transport.exact:
                 self._note(more, wish.verify or transport.checks)
             moved[transport.name] = moved.get(transport.name, 0) + nbytes
+            self._meter.moved(transport.name, nbytes, len(missing))
         return found, moved
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from .changes import ChangeCalls
 from .files import FileCalls
 from .holders import HolderCalls
 from .notes import NoteCalls
+from .patches import PatchCalls
 from .queries import QueryCalls
 from .reads import ReadCalls
 from .replicas import ReplicaCalls
@@ -17,6 +18,15 @@ from .writes import WriteCalls
 
 
 class ShardCalls(
-    SessionCalls, WriteCalls, ReadCalls, QueryCalls, HolderCalls, FileCalls, ReplicaCalls, NoteCalls, ChangeCalls
+    SessionCalls,
+    WriteCalls,
+    ReadCalls,
+    PatchCalls,
+    QueryCalls,
+    HolderCalls,
+    FileCalls,
+    ReplicaCalls,
+    NoteCalls,
+    ChangeCalls,
 ):
     """All calls of a shard."""

@@ -27,6 +27,7 @@ from ..disk.history import History
 from ..handoff.name_handoff import NameHandoff
 from ..replicas.replica_store import ReplicaStore
 from ..replicas.securing import Securing
+from ..serving.patch_cache import PatchCache
 from ..settling import Settling
 
 
@@ -41,6 +42,7 @@ class Queries:
         history: the shard's disk, if there is one.
         securing: knows of copies of this shard.
         replica_store: has copies of others.
+        patches: made lately.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Queries:
         history: History | None,
         securing: Securing,
         replica_store: ReplicaStore,
+        patches: PatchCache,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -65,6 +68,7 @@ class Queries:
         self._history = history
         self._securing = securing
         self._replica_store = replica_store
+        self._patches = patches
 
     # ---- one version ----------------------------------------------------------------------------------
 
@@ -189,6 +193,8 @@ class Queries:
                 requests=self._context.requests,
                 bytes_saved=self._segment_memory.bytes_saved,
                 bytes_sent=self._context.bytes_sent,
+                patches_made=self._patches.made,
+                bytes_patches=self._patches.nbytes,
                 bytes_replicated=self._replica_store.nbytes,
                 replicas_missing=self._securing.behind,
                 files_orphaned=self._history.care.orphans if self._history is not None else 0,
