@@ -13,7 +13,8 @@ import pickle
 import signal
 import sys
 import traceback
-from typing import Any, NoReturn
+from concurrent.futures import Future
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 
@@ -47,7 +48,7 @@ class HostLink:
 
     def _call(self, method: str, *arguments: object) -> Any:
         try:
-            return self._lines.send("watch", pack((method, arguments))).result(HOST_S)
+            return cast("Future[Any]", self._lines.send("watch", pack((method, arguments)))).result(HOST_S)
         except (LostError, TimeoutError) as exc:
             raise ShardUnavailableError(
                 f"expected an answer from this machine's host; {str(exc) or 'the call timed out'}"

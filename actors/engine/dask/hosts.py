@@ -74,7 +74,7 @@ class NannyHost(NannyPlugin):
         spare_worker_of(nanny)
         if parse_timedelta(dask.config.get(RETURN)) < RETURN_S:
             dask.config.set({RETURN: RETURN_S})
-        self._host = ActorHost(nanny, nanny.memory_manager.memory_limit, nanny.resources)
+        self._host = ActorHost(nanny, nanny.memory_manager.memory_limit, cast(Any, nanny).resources)
         await self._host.begin()
 
     async def teardown(self, nanny: Nanny) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -216,7 +216,8 @@ class ActorHost:
         while True:
             try:
                 connecting = self._server.security.get_connection_args("worker")
-                comm = await core.connect(self._server.scheduler.address, timeout=CONNECT_S, **connecting)
+                found = await core.connect(self._server.scheduler.address, timeout=CONNECT_S, **connecting)
+                comm = cast(core.Comm, found)
                 try:
                     await self._join(comm)
                     pauses.reset()
