@@ -201,7 +201,7 @@ class Patching:
             came = self._patched(load, updates, costs)
         self._meter.asked(sum(load.chosen[name].nbytes for name in (*held, *came)))
         rest = [name for name in load.chosen if name not in held and name not in came]
-        return came | (self._whole(load, rest, far, costs) if rest else {})
+        return {**came, **self._whole(load, rest, far, costs)} if rest else came
 
     def _costs_of(self, name: str) -> PatchCosts:
         with self._lock:
@@ -361,7 +361,7 @@ def _checked(have: Have) -> ModelRef | Mapping[str, str]:
         pairs = cast("Mapping[object, object]", have).items()
         if odd := [pair for pair in pairs if not all(isinstance(each, str) for each in pair)]:
             raise OptionError(f"load: have=: expected names and content hashes; found {odd[0]!r:.100}")
-        return dict(cast("Mapping[str, str]", have))
+        return dict(have)
     name, version = split_ref(have)
     if version is None:
         raise OptionError(f"load: have=: expected a version, such as '{name}@3'; found {name!r}, which may be any")

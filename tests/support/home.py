@@ -22,6 +22,7 @@ from tensorvine.actors.shard.parts.sessions import Sessions
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.actors.shard.peers import Peers
 from tensorvine.actors.shard.replicas.securing import Securing
+from tensorvine.actors.shard.serving.patch_cache import PatchCache
 from tensorvine.actors.shard.settling import Settling
 from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.holders import Lease, Save
@@ -144,6 +145,7 @@ class Home:
             history=None,
             securing=securing,
             replica_store=idle,
+            patches=PatchCache(),
         )
         self.sessions = Sessions(context, self.settling, local=clients, senders=idle)
         strays = Strays(context, lambda: True)

@@ -137,6 +137,7 @@ def test_a_client_that_dies_while_another_shard_is_silent_loses_its_pins_at_once
             replica_store=nothing,
             senders=nothing,
             exports=nothing,
+            patches=nothing,
         )
         assert asking.asked.wait(60.0)
         with home.context.lock:
