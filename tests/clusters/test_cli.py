@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from tests.support.commands import on, run
 
 COMMANDS = ("up", "status", "top", "ls", "show", "lineage", "verify", "export", "import", "wait", "retire", "scale")
-COMMANDS += ("flush", "down", "diff", "metrics")
+COMMANDS += ("flush", "down", "diff", "metrics", "web")
 CHANGING = [["flush"], ["scale", "2"], ["retire", "m"], ["export", "m", "m.arrow"], ["import", "m.arrow", "m"]]
 WAIT_S = 200.0
 MODEL = ModelGraph(
