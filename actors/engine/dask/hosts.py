@@ -216,8 +216,8 @@ class ActorHost:
         while True:
             try:
                 connecting = self._server.security.get_connection_args("worker")
-                found = await core.connect(self._server.scheduler.address, timeout=CONNECT_S, **connecting)
-                comm = cast(core.Comm, found)
+                address = self._server.scheduler.address
+                comm = cast(core.Comm, await core.connect(address, timeout=CONNECT_S, **connecting))
                 try:
                     await self._join(comm)
                     pauses.reset()

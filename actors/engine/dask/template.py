@@ -1,8 +1,8 @@
 """The process that a host's actors are forked from: what they need is imported there already.
 
 Rules
-- A Python that imports what a shard needs takes 0.3 s of a core before it is one, and one that imports Dask, as
-  `distributed.process.AsyncProcess` makes it, takes 1 s; a fork takes 0.02 s.
+- A Python that imports what a shard needs takes 0.3 s of a core before it is one. `distributed.process.AsyncProcess`
+  starts one that imports Dask and the main module of the program, too. A fork takes 0.02 s.
 - It imports TensorVine's modules alone, those of actors that were ordered. Nothing happens when they are imported: no
   thread of Python starts, and nothing is drawn at random, which all children would have alike. What else an actor needs
   it imports itself.
