@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from ..store.lazy import lazy
 
 if TYPE_CHECKING:
+    from .client.diff import Diff
     from .client.match import PrefixMatch
     from .client.repository import Repository
     from .client.save.pending import PendingSave
     from .client.save.request import Saved
     from .client.stats import RepositoryStats
+    from .client.traffic import Traffic
     from .client.verifier import Problem
     from .edge.consumer import EdgeConsumer
     from .planner.resizing import ScaleReport
-    from .planner.streams import Fitted
+    from .planner.streams import Fitted, TrainingStatus
     from .tasks.arrays import load_arrays
     from .tasks.saving import save_arrays
     from .training.directing import ForkReport
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .updates.published import PublishReport, Update
     from .updates.publisher import Publisher
     from .updates.ray_serve import serve_application
+    from .updates.rollout import Waves
     from .updates.serving import Inference, Servable, Serving
     from .updates.weights import load_weights, save_weights
 
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
         "Consumer",
         "ConsumerStatus",
         "Delivery",
+        "Diff",
         "EdgeConsumer",
         "Fitted",
         "ForkCallback",
@@ -73,9 +77,12 @@ if TYPE_CHECKING:
         "Serving",
         "StepContext",
         "TorchTraining",
+        "Traffic",
         "Trainers",
         "Training",
+        "TrainingStatus",
         "Update",
+        "Waves",
         "find_trainers",
         "fork",
         "fork_many",
@@ -93,6 +100,7 @@ _MODULES = {
     "Consumer": "updates.consumer",
     "ConsumerStatus": "updates.follower",
     "Delivery": "updates.follower",
+    "Diff": "client.diff",
     "EdgeConsumer": "edge.consumer",
     "Fitted": "planner.streams",
     "ForkCallback": "training.keras.callback",
@@ -117,9 +125,12 @@ _MODULES = {
     "Serving": "updates.serving",
     "StepContext": "training.numpy",
     "TorchTraining": "training.torch.training",
+    "Traffic": "client.traffic",
     "Trainers": "training.trainers",
     "Training": "training.training",
+    "TrainingStatus": "planner.streams",
     "Update": "updates.published",
+    "Waves": "updates.rollout",
     "find_trainers": "training.mailbox",
     "fork": "training.forks",
     "fork_many": "training.forks",

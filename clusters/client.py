@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ..store.errors import EngineUnavailableError, OptionError, RepositoryNotFoundError
+from ..store.errors import EngineUnavailableError, OptionError, RepositoryNotFoundError, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,7 +222,7 @@ def _finite(value: object) -> object:
 
 def say_error(error: object) -> None:
     """Say an error in one line on standard error."""
-    typer.echo(f"tensorvine: {' '.join(str(error).split())}", err=True)
+    typer.echo(f"tensorvine: {shown(' '.join(str(error).split()))}", err=True)
 
 
 def table(title: str, *left: str, right: tuple[str, ...] = ()) -> Table:

@@ -51,6 +51,19 @@ def insert_commands(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace("%commands%", text.partition("\n")[2])
 
 
+def insert_metrics(app: Sphinx, name: str, source: list[str]) -> None:
+    """Replace the mark on the page of the metrics by a table of all metrics."""
+    if name == "reference/metrics":
+        from tensorvine.store.metrics import METRICS
+
+        rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+        for metric in METRICS:
+            labels = ", ".join(f"`{label}`" for label in (*metric.all_labels,))
+            rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.about} |")
+        source[0] = source[0].replace("%metrics%", "\n".join(rows))
+
+
 def setup(app: Sphinx) -> None:
     """Connect what Sphinx calls while it builds."""
     app.connect("source-read", insert_commands)
+    app.connect("source-read", insert_metrics)

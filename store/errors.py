@@ -20,6 +20,7 @@ argument, and states the expected value and the actual value.
     ├── ShardUnavailableError(ConnectionError)  a shard or the planner died or does not answer
     │   └── EngineStoppedError                  the engine (Ray or Dask) was shut down in this process
     ├── ModelLostError(LookupError)             the version existed, but its bytes are lost
+    ├── VersionNotServedError(LookupError)      a consumer does not serve the requested version; retry
     ├── RepositoryNotFoundError(LookupError)    no repository with this name is running
     ├── ForeignRepositoryError(PermissionError) the repository belongs to another user; pass its name to use it
     ├── PeerLostError(ConnectionError)          a member of a collective group died or left the group
@@ -131,6 +132,25 @@ class EngineStoppedError(ShardUnavailableError):
 
 class ModelLostError(TensorVineError, LookupError):
     """Raised if the bytes of a committed version are lost, for example because the only shard that stored them died."""
+
+
+class VersionNotServedError(TensorVineError, LookupError):
+    """Raised if a consumer serves another version than the request asks for with `at_least` or `exactly`.
+
+    The request was not answered. It can be repeated, at the same consumer or at another one.
+
+    Args:
+        message: The error message.
+        served: The version that the consumer serves, such as "net@3".
+    """
+
+    def __init__(self, message: str, served: str = "") -> None:
+        super().__init__(message, served)
+        self.served = served
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return str(self.args[0])
 
 
 class RepositoryNotFoundError(TensorVineError, LookupError):

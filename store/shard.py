@@ -29,6 +29,7 @@ from .catalog.orders import (
     Yield,
 )
 from .catalog.reports import Answered, Held, Place, Report, Whole
+from .counting import Counted
 from .errors import ShardUnavailableError
 from .holders import Request
 from .requests import Requests
@@ -67,6 +68,10 @@ class ShardStats:
     bytes_sent: int = 0
     """Bytes of tensors sent to readers and other shards since the shard started. Tensors that readers map from the
     shard's memory do not count. A copy in the engine's object store counts once, however many readers it has."""
+    patches_made: int = 0
+    """Number of patches computed since the shard started. Several readers with the same base share a patch."""
+    bytes_patches: int = 0
+    """Size of the patches that the shard keeps for further readers, in bytes."""
     bytes_replicated: int = 0
     """Memory used by replicas of other shards' tensors, in bytes, including padding."""
     waiting_for_memory: int = 0
@@ -74,6 +79,8 @@ class ShardStats:
     waiting_for_disk: int = 0
     """Number of saves waiting because the background writer's queue is full. The queue is full if it contains 1,024
     versions, or if its size exceeds `lag_bytes` (see `Repository.start`)."""
+    counted: Counted = field(default_factory=dict[str, list[float]], repr=False)
+    """Counters and histograms since the shard started, as `tensorvine metrics` exports them."""
 
 
 @dataclass(slots=True)

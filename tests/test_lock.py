@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 LOCKS = {"test": "requirements.lock", "examples": "requirements-examples.lock", None: "requirements-audit.lock"}
-EXTRAS = {"test": ("all", "torch"), "examples": ("ray", "redis", "tensorflow", "torch", "viz")}
+EXTRAS = {"test": ("all", "torch"), "examples": ("ray", "redis", "torch", "viz")}
 """Group -> the extras that its lock contains, too."""
-NAMES = {"ray", "dask", "torch", "tensorflow", "gpu", "redis", "search", "viz", "files"}
+NAMES = {"ray", "dask", "torch", "tensorflow", "gpu", "redis", "search", "viz", "files", "web"}
 BEFORE = {
     "serve": {"ray"},
     "train": {"ray"},
@@ -93,7 +93,7 @@ def test_torch_is_within_its_range() -> None:
     assert all(asked.specifier.contains(found) for asked in needs("torch") if asked.name == "torch")
 
 
-def test_there_are_nine_extras_and_those_of_before() -> None:
+def test_there_are_ten_extras_and_those_of_before() -> None:
     assert PROJECT["optional-dependencies"].keys() == {*NAMES, "all", *BEFORE}
     for name, extras in BEFORE.items():
         assert needs(name) >= needs(*extras), name

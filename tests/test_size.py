@@ -61,6 +61,13 @@ def test_lines_of_code_are_those_of_statements_without_imports_and_docstrings(si
     assert size.lines_of_code("") == 0
 
 
+def test_of_a_page_all_lines_count_but_comments_and_what_others_wrote(size: ModuleType) -> None:
+    assert size.lines_of_page('// a comment\n"use strict";\n\n/* another\n * one */\nlet a = 1; // counted\n') == 2
+    counted = ["clusters/web/app.py", "clusters/web/static/now.js", "clusters/web/static/page.css"]
+    others = ["clusters/web/static/vendor/dagre.min.js", "tests/data/axe.min.js", "docs/conf.css"]
+    assert [path for path in counted + others if size.is_source(PurePosixPath(path))] == counted
+
+
 @pytest.mark.parametrize(
     ("path", "room"),
     [

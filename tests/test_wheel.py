@@ -182,6 +182,15 @@ def test_the_files_for_clusters_are_in_it_as_they_are(wheel: Path) -> None:
             assert held.read(f"tensorvine/clusters/{folder}/{file.name}") == file.read_bytes()
 
 
+def test_the_web_pages_files_are_in_it_with_the_licences_of_others(wheel: Path) -> None:
+    held = zipfile.ZipFile(wheel)
+    static = ROOT / "clusters/web/static"
+    files = [path for path in static.rglob("*") if path.is_file()]
+    assert len(files) == 15
+    for file in files:
+        assert held.read(f"tensorvine/clusters/web/static/{file.relative_to(static)}") == file.read_bytes()
+
+
 def test_the_same_source_gives_the_same_bytes_and_the_folder_has_no_other_wheel(wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "tensorvine-0.0.1-py3-none-any.whl").touch()
     again = build(tmp_path)

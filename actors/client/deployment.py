@@ -42,6 +42,7 @@ from ..rpc.closing import close_all
 from ..rpc.messages import METADATA_BYTES
 from ..shard.calls import ShardCalls
 from .launch import Launched, check_count, disk_options, launch, running
+from .progress import Measure, bar
 from .session import CONTROL_TIMEOUT_S, LOOK_S, Session
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ GRACE_S = 5.0
 """How much longer than the planner a client waits for it: it knows what is late."""
 FLUSH_TIMEOUT_S = 600.0
 """How long `close` waits for the disk, where it is not told."""
+PROGRESS_S = 1.0
+"""How long the shards may take to answer for a progress bar."""
 QUIET_S = 5.0
 """How long a flush waits before it logs what for."""
 
@@ -333,7 +336,8 @@ class Deployment:
             check_count("scale: shards", shards)
         seconds = seconds_of(timeout)
         self._session.opened.check()
-        report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
+        with bar(f"scale of {self.name}", "bytes", measure=self._drained()):
+            report = self._session.planner.call(PlannerCalls.scale(shards, seconds), seconds + GRACE_S)
         self._session.refresh()
         return report
 
@@ -380,7 +384,8 @@ class Deployment:
         waiting.daemon = True
         waiting.start()
         try:
-            self._session.ask(CatalogCalls.flush(seconds), seconds + CONTROL_TIMEOUT_S)
+            with bar(f"flush of {self.name}", "bytes", measure=self._written()):
+                self._session.ask(CatalogCalls.flush(seconds), seconds + CONTROL_TIMEOUT_S)
         finally:
             waiting.cancel()
 
@@ -399,6 +404,35 @@ class Deployment:
                 raise type(exc)(f"close of repository {self.name!r}: {exc}") from exc
             except TensorVineError as exc:
                 log.error("repository %r is closed before all versions are on disk: %s", self.name, exc)
+
+    def _written(self) -> Measure:
+        """Return a function that measures the bytes of the write queues that were written since this call."""
+        most = 0
+
+        def measure() -> tuple[float, float]:
+            nonlocal most
+            left = sum(one.bytes_unwritten for one in self._answered())
+            most = max(most, left)
+            return most - left, most
+
+        return measure
+
+    def _drained(self) -> Measure:
+        """Return a function that measures the bytes that have left the draining shards."""
+        most: dict[int, int] = {}
+
+        def measure() -> tuple[float, float | None]:
+            self._session.refresh()
+            left = {one.shard: one.bytes_memory for one in self._answered()}
+            for shard in self._session.topology.leaving:
+                most[shard] = max(most.get(shard, 0), left.get(shard, 0))
+            total = sum(most.values())
+            return total - sum(min(left.get(shard, 0), most[shard]) for shard in most), total or None
+
+        return measure
+
+    def _answered(self) -> list[ShardStats]:
+        return [one for one in self.stats_by_shard(PROGRESS_S).values() if not isinstance(one, TensorVineError)]
 
     def _log_unwritten(self) -> None:
         """Say what is not written yet: a flush that may not wait names it."""

@@ -47,6 +47,7 @@ from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from ..shard.shard import Shard
 from ..transport.tcp import TcpClient, UnreachableError
+from .progress import each
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +379,8 @@ def _await_shards(engine: Engine, topology: Topology, catalog: Channel) -> None:
     """
     deadline, pauses = Deadline.after(START_TIMEOUT_S), Backoff(0.05, 0.05)
     shards = ShardChannels(engine, topology.repository, missing=RepositoryNotFoundError)
-    for index in topology.shards:
+    started = each(topology.shards, f"start of {topology.repository}", "shards", len(topology.shards))
+    for index in started:
         while True:
             try:
                 shards[index].call(ShardCalls.stats(), deadline.left())

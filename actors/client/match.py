@@ -7,13 +7,16 @@ Rules
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 
+from ...store import traces
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease
+from ...store.metrics import QUERIES, QUERY
 from ...store.refs import ModelRef
 from ...store.versions.version import Match
 from ..rpc.catalog_calls import CatalogCalls
@@ -122,6 +125,7 @@ class Prefixes:
         self._catalog = catalog
         self._reader = reader
 
+    @traces.traced("query")
     def longest(
         self, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None = None
     ) -> list[PrefixMatch | None]:
@@ -131,12 +135,20 @@ class Prefixes:
             graphs: what is looked for.
             meanwhile: called while the catalog looks; what it raises is raised here, and nothing stays pinned.
         """
+        begun, counts = time.perf_counter(), self._session.counts
         numbered = self._session.number()
         try:
-            return self._longest(numbered, graphs, meanwhile)
-        except BaseException:
+            found = self._longest(numbered, graphs, meanwhile)
+        except BaseException as exc:
             self._session.give_up(numbered)
+            counts.failed("query", exc)
             raise
+        counts.observe(QUERY, time.perf_counter() - begun)
+        none = found.count(None)
+        traces.note(found=len(found) - none, graphs=len(found))
+        counts.add(QUERIES, len(found) - none, "found")
+        counts.add(QUERIES, none, "none")
+        return found
 
     def _longest(
         self, numbered: Numbered, graphs: Sequence[ModelGraph], meanwhile: Callable[[], None] | None

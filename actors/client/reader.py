@@ -16,13 +16,16 @@ Rules
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from cachetools import LRUCache
 
+from ...store import traces
 from ...store.arrays import dtype_of
+from ...store.counting import Counts
 from ...store.errors import (
     EngineStoppedError,
     ModelLostError,
@@ -35,6 +38,7 @@ from ...store.errors import (
     TensorNotFoundError,
     without_frames,
 )
+from ...store.metrics import LOAD, LOADED_BYTES, LOOKUPS
 from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.arena import Part
 from ...store.segments.segment import GONE, Block, Offset, SegmentId, layout
@@ -49,6 +53,7 @@ from .fetch import buffers
 from .fetch.fetcher import Fetcher, Wish
 from .fetch.transports import AUTO, REACH_S, SHARED, SharedMemoryTransport, Transport, far_transports
 from .session import Session
+from .traffic import Meter
 
 PLANS = 256
 """Loads whose places are kept."""
@@ -76,6 +81,8 @@ class Loaded:
     """Transport -> bytes of the tensors that came by it; those that this client has already count for none."""
     digests_checked: bool
     """All that travelled was held against its content hashes."""
+    created_ns: int
+    """When the version was committed, by the clock of its shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class _Plan:
     """Where the tensors of a load lie in mapped memory."""
 
     ref: ModelRef
+    created_ns: int
     rows: list[_Row]
     nbytes: int
     """Of the tensors."""
@@ -116,7 +124,9 @@ class Reader:
         self._session = session
         self._catalog = catalog
         self._shared = SharedMemoryTransport(session)
-        self._fetcher = Fetcher(far if far is not None else far_transports(session))
+        self.meter = Meter()
+        """Counts what loads move."""
+        self._fetcher = Fetcher(far if far is not None else far_transports(session), session.counts, self.meter)
         self._plans: LRUCache[Key, _Plan] = LRUCache(PLANS)
         self._told: LRUCache[ModelRef, Located] = LRUCache(TOLD)
         self._lock = threading.Lock()
@@ -131,7 +141,7 @@ class Reader:
         transport: str = AUTO,
     ) -> dict[str, np.ndarray]:
         """Load a model's tensors; see `Repository.load`."""
-        arrays = self._loaded(model, _selection(layers, tensors, into), timeout, transport, False).arrays
+        arrays = self._loaded(model, selection_of(layers, tensors, into), timeout, transport, False).arrays
         return arrays if into is None else buffers.filled(arrays, into, str(model))
 
     def fetch(
@@ -158,7 +168,7 @@ class Reader:
             CorruptDataError: what travelled is not what the shard has.
             TensorVineError: see `Repository.load`.
         """
-        return self._loaded(model, _selection(layers, tensors, None), timeout, transport, verify)
+        return self._loaded(model, selection_of(layers, tensors, None), timeout, transport, verify)
 
     def expect(self, located: Located) -> None:
         """Take what was told of a version unasked, with its table, for the answer to the next load of it."""
@@ -187,6 +197,27 @@ class Reader:
         node = self._session.nodes.get(shard, self._session.node)
         return node == self._session.node and self._shared.brings(shard, deadline)
 
+    def check_transport(self, transport: str) -> None:
+        """Make sure that there is a transport of this name.
+
+        Raises:
+            OptionError: no transport has this name.
+        """
+        if transport not in (AUTO, SHARED, *self._fetcher.names):
+            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+
+    def is_near(self, shard: int, transport: str, deadline: Deadline) -> bool:
+        """Return whether a load by this transport maps the segments of a shard."""
+        return transport in (AUTO, SHARED) and self.is_mapped(shard, deadline)
+
+    def located(self, ref: ModelRef, transport: str, deadline: Deadline) -> Located:
+        """Return where a version's segments are, as the catalog says now.
+
+        Raises:
+            ModelNotFoundError, ModelLostError: there is no such live version.
+        """
+        return self._located(ref.name, ref.version, Wish(f"load of {ref}", transport, False, deadline))
+
     @property
     def far_transports(self) -> tuple[str, ...]:
         """Names of the transports by which what is not mapped may come, the preferred one first."""
@@ -197,20 +228,38 @@ class Reader:
         self._fetcher.close()
 
     def _loaded(self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool) -> Loaded:
+        """Load, and count it."""
+        begun, counts = time.perf_counter(), self._session.counts
+        with traces.span("load") as traced:
+            try:
+                loaded, planned = self._brought(model, selection, timeout, transport, verify)
+            except Exception as exc:
+                counts.failed("load", exc)
+                raise
+            if traced is not None:
+                traces.note(version=str(loaded.ref), bytes=sum(loaded.transports.values()))
+        count_load(counts, loaded.transports, planned, time.perf_counter() - begun)
+        return loaded
+
+    def _brought(
+        self, model: Model, selection: Selection, timeout: float, transport: str, verify: bool
+    ) -> tuple[Loaded, bool]:
+        """Load; return also whether the places were known without a message."""
         self._session.opened.check()
-        if transport not in (AUTO, SHARED, *self._fetcher.names):
-            raise OptionError(f"transport: expected one of {[AUTO, SHARED, *self._fetcher.names]}; found {transport!r}")
+        self.check_transport(transport)
         name, version = split_ref(model)
         key: Key = (name, version, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
-            return plan
+            self.meter.asked(plan.transports[SHARED], plan.transports[SHARED])
+            return plan, True
+        self._session.keep_alive()
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
         held, pauses = _Held(), Backoff(*AGAIN_S)
         while True:
             located = self._located(name, version, wish)
             try:
-                return self._fetched(key, located, held, wish)
+                return self._fetched(key, located, held, wish), False
             except (ModelLostError, MovedError, _AwayError) as exc:
                 if not pauses.wait(wish.deadline):
                     if isinstance(exc, ShardUnavailableError):
@@ -231,7 +280,7 @@ class Reader:
             if locked is None:
                 return None
             blocks[segment] = locked
-        return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True)
+        return Loaded(_views(plan.rows, blocks), plan.ref, {SHARED: plan.nbytes}, True, plan.created_ns)
 
     # ---- with messages --------------------------------------------------------------------------------
 
@@ -265,7 +314,7 @@ class Reader:
             ModelLostError, MovedError, _AwayError: segments are not where they were said to be.
         """
         ref, places = located.header.ref, located.places
-        chosen = self._select(ref, self._catalog.table(ref, located.body), key[2])
+        chosen = self.select(ref, self._catalog.table(ref, located.body), key[2])
         sizes = sizes_of(chosen.values())
         if missing := sizes.keys() - places.keys():
             raise ModelLostError(f"{ref}: expected the places of all segments; found none of {sorted(missing)}")
@@ -283,14 +332,16 @@ class Reader:
         rows = _rows(chosen, offsets)
         nbytes = sum(entry.nbytes for name, entry in chosen.items() if name not in far)
         if not far:
-            plan = _Plan(ref, rows, nbytes, {segment: held[segment][0] for segment in near}, located.counter)
+            places_here = {segment: held[segment][0] for segment in near}
+            plan = _Plan(ref, located.header.created_ns, rows, nbytes, places_here, located.counter)
             with self._lock:
                 self._plans[key] = plan
         blocks = {segment: held[segment][1] for segment in near}
         blocks.update((segment, part.block) for segment, part in carried.items())
         if len(far) < len(chosen):
             transports[SHARED] = nbytes
-        return Loaded(_views(rows, blocks), ref, transports, wish.verify or not far)
+        self.meter.asked(sum(entry.nbytes for entry in chosen.values()), nbytes)
+        return Loaded(_views(rows, blocks), ref, transports, wish.verify or not far, located.header.created_ns)
 
     def _carried(
         self, far: Mapping[str, TensorEntry], where: Mapping[SegmentId, int], wish: Wish
@@ -336,7 +387,12 @@ class Reader:
                 held[segment] = (block, array)
                 self._catalog.put_block(segment, block)
 
-    def _select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+    def select(self, ref: ModelRef, table: Mapping[str, TensorEntry], selection: Selection) -> dict[str, TensorEntry]:
+        """Return the rows of a version's table that a load names.
+
+        Raises:
+            TensorNotFoundError: the version has no such layer or tensor.
+        """
         if selection is None:
             return dict(table)
         kind, names = selection
@@ -352,9 +408,30 @@ class Reader:
         return {name: table[name] for name in names}
 
 
-def _selection(
+def count_load(counts: Counts, transports: Mapping[str, int], planned: bool, seconds: float) -> None:
+    """Count a load.
+
+    Args:
+        counts: the client's.
+        transports: transport -> bytes that came by it.
+        planned: the places were known without a message.
+        seconds: its duration.
+    """
+    counts.observe(LOAD, seconds)
+    counts.add(LOOKUPS, 1.0, "hit" if planned else "miss")
+    for transport, nbytes in transports.items():
+        counts.add(LOADED_BYTES, nbytes, transport)
+
+
+def selection_of(
     layers: Sequence[str] | None, tensors: Sequence[str] | None, into: Mapping[str, object] | None
 ) -> Selection:
+    """Check which tensors a load names: by layers, by tensors, or by buffers.
+
+    Raises:
+        TensorNotFoundError: these are no names, or both layers and tensors are given.
+        TensorMismatchError: `into` is no mapping.
+    """
     for kind, names in (("layers", layers), ("tensors", tensors)):
         if isinstance(names, str):
             raise TensorNotFoundError(f"load: {kind}=: expected a sequence of names; found the string {names!r}")

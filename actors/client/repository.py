@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...store import html
 from ...store.archive import interchange
 from ...store.errors import (
     GraphError,
@@ -30,23 +32,31 @@ from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
 from ...store.refs import Model, ModelRef, check_name, split_ref
+from ...store.shard import ShardStats
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
 from ..engine.engine import Engine
+from ..planner.calls import PlannerCalls
+from ..planner.streams import TrainingStatus
 from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.catalog_messages import UnreadFile
 from ..shard.calls import ShardCalls
 from . import files, frameworks
 from .catalog import Catalog
 from .deployment import Closes, Deployment
+from .diff import Diff, Differ
 from .launch import Launched
 from .lineage import Lineage
 from .match import Prefixes, PrefixMatch
-from .reader import Reader
+from .patching import Have, Patching
+from .progress import bar, each
+from .reader import Reader, selection_of
 from .save.pending import PendingSave
 from .save.request import Inherit, Saved, SaveOptions, requested
 from .save.saves import Saves, Until
+from .session import CONTROL_TIMEOUT_S
 from .stats import RepositoryStats
+from .traffic import Traffic
 from .verifier import Problem, Verifier
 
 if TYPE_CHECKING:
@@ -58,6 +68,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
 """How much longer than it waits for a version a shard may take to answer."""
+HTML_S = 2.0
+"""How long the shards may take to answer for a notebook's cell."""
 
 Architecture: TypeAlias = "ModelGraph | keras.Model | nn.Module"
 """An architecture: a graph, or a model that has one."""
@@ -87,12 +99,22 @@ class Repository(Deployment):
         super().__init__(engine, name, launched)
         self._catalog = Catalog(self._session)
         self._reader = Reader(self._session, self._catalog)
+        self._patching = Patching(self._session, self._catalog, self._reader)
         self._saves = Saves(self._session, self._catalog, self._reader, greets=launched is None)
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
+        self._differ = Differ(self._session, self._catalog)
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
+
+    def _repr_html_(self) -> str:
+        if self._session.opened.closed:
+            return html.facts(repr(self), ())
+        found = [one for one in self.stats_by_shard(HTML_S).values() if isinstance(one, ShardStats)]
+        silent = len(self._session.topology.alive) - len(found)
+        told = f"<p>{silent} shards do not answer</p>" if silent else ""
+        return html.facts(repr(self), ()) + RepositoryStats.of(found)._repr_html_() + told
 
     def save(
         self,
@@ -241,10 +263,18 @@ class Repository(Deployment):
         layers: Sequence[str] | None = None,
         tensors: Sequence[str] | None = None,
         into: Mapping[str, object] | None = None,
+        have: Have | None = None,
         timeout: float = 60.0,
         transport: str = "auto",
     ) -> dict[str, np.ndarray]:
         """Load all tensors of a version, or selected tensors.
+
+        With `have`, the arrays in `into` hold another version, its *base*, and are brought up to date. Tensors from
+        other nodes are moved only if they changed: as a patch (the difference from the base), or whole if this is
+        predicted to be sooner. The content hash of each result is checked. If a patch cannot be used, for example
+        because an array does not hold the base, the whole tensor is moved. `traffic` counts these tensors by cause.
+        If the load fails, the arrays are unchanged. The loaded version stays pinned until the client's next load with
+        `have`, so that it can serve as a base even if it is retired.
 
         Args:
             model: The version.
@@ -253,6 +283,8 @@ class Repository(Deployment):
             into: Mapping of tensor names to writable arrays, to which the tensors are copied. Without `layers` and
                 `tensors`, the tensors named in this mapping are loaded. The arrays can have any strides and byte order.
                 All arrays are checked before the first array is written to.
+            have: The version, with its number, whose tensors the arrays in `into` hold, or a mapping of tensor names to
+                content hashes (xxh3-128, hexadecimal). An empty mapping means that the arrays hold nothing.
             timeout: Seconds for the whole load.
             transport: Transport of the bytes: `"shared"` (mapped memory of this node), `"socket"`, `"object_store"`,
                 `"gloo"` or `"nccl"` (collective groups), or `"files"` (the repository's path, only for versions on
@@ -271,11 +303,15 @@ class Repository(Deployment):
             TensorMismatchError: if an array of `into` differs in shape or dtype from the stored tensor, cannot be
                 written to, or overlaps another array of `into`. No array was written to.
             ModelLostError: if bytes of the version were lost when a shard died.
-            OptionError: if the transport is unknown or the timeout is not a number.
+            OptionError: if the transport is unknown, the timeout is not a number, or `have` is given without `into`,
+                has no version number, or is not a mapping of names to hashes.
             ShardUnavailableError: if the transport cannot be used from this process, or a shard does not restart in
                 time.
             OperationTimeoutError: if a shard does not answer in time.
         """
+        if have is not None:
+            selection = selection_of(layers, tensors, into)
+            return self._patching.load(model, selection, into, have, timeout, transport)
         return self._reader.load(model, layers, tensors, into, timeout, transport)
 
     def load_model(
@@ -405,11 +441,61 @@ class Repository(Deployment):
         line = set(self.lineage(b))
         return next((ref for ref in self.lineage(a) if ref in line), None)
 
+    def diff(self, a: Model, b: Model, *, histogram: int | None = None, timeout: float = 60.0) -> Diff:
+        """Compare the tensors of two versions, of the same model or of different models.
+
+        Tensors with the same name are compared, bit by bit, by the shards that store the tensors of `b`. The tensors
+        are not sent to the caller. Both versions are pinned during the comparison.
+
+        Args:
+            a: The first version.
+            b: The second version.
+            histogram: Number of bins, up to 10,000, of a histogram of the differences in each tensor. None: no
+                histogram.
+            timeout: Seconds for the whole comparison.
+
+        Returns:
+            The tensors that are equal, changed, new and gone. For each changed tensor, the share of elements that
+            differ, the L2 norm of the difference `b` minus `a` and, if requested, the histogram.
+
+        Raises:
+            ModelNotFoundError: if a version does not exist or was retired.
+            OptionError: if `histogram` is not a number of bins.
+            ModelLostError: if bytes of a version were lost when a shard died.
+            ShardUnavailableError, OperationTimeoutError: if a shard dies, cannot read a tensor of another shard, or
+                does not answer in time.
+
+        >>> with Repository.start("docs") as repo:                                    # doctest: +SKIP
+        ...     first = repo.save("m", {"w": np.zeros(4)})
+        ...     second = repo.save("m", {"w": np.array([0.0, 3.0, 0.0, 4.0])})
+        ...     repo.diff(first, second).changed
+        {'w': TensorDiff(share=0.5, norm=5.0, counts=(), edges=())}
+        """
+        return self._differ.diff(self._header(a).ref, self._header(b).ref, histogram, timeout)
+
     def models(self, prefix: str = "") -> list[ModelRef]:
         """Return the live versions whose name starts with `prefix`, sorted by name and version."""
         if not isinstance(prefix, str):
             raise OptionError(f"models: prefix: expected text; found {prefix!r:.100}")
         return self._session.ask(CatalogCalls.models(prefix))
+
+    def infos(
+        self, prefix: str = "", after: datetime | None = None, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[ModelInfo]:
+        """Return the infos of all live versions, with one message per shard.
+
+        Args:
+            prefix: Beginning of the names.
+            after: Only versions created after this time. None means all.
+            timeout: Seconds to wait for all shards together.
+
+        Returns:
+            The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
+        """
+        after_ns = int(after.timestamp() * 1e9) - 1000 if after is not None else 0  # times are rounded to 1 us
+        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns), seconds_of(timeout))
+        infos = (ModelInfo.of_row(row) for part in found for row in part)
+        return sorted((info for info in infos if after is None or info.created > after), key=lambda info: info.ref)
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:
         """Find the live versions with a given architecture, or with a path of layers that matches a pattern.
@@ -467,6 +553,20 @@ class Repository(Deployment):
         catalog = self._session.ask(CatalogCalls.stats())
         return RepositoryStats.of(catalog, self._session.call_all(ShardCalls.stats()))
 
+    def trainings(self, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, TrainingStatus]:
+        """Return the training runs that publish versions, by the name of the model: losses, loss curve and plan.
+
+        A training run is left out if it has not reported for ten minutes.
+
+        Args:
+            timeout: Seconds to wait for the planner.
+        """
+        return self._session.planner.call(PlannerCalls.streams(), seconds_of(timeout))
+
+    def traffic(self) -> Traffic:
+        """Return the bytes that this client's loads moved since it connected. Saves do not count."""
+        return self._reader.meter.traffic
+
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
 
@@ -504,7 +604,8 @@ class Repository(Deployment):
             if found:
                 return found
         refs = self.models() if model is None else [self._header(model).ref]
-        return found + [problem for ref in refs for problem in self._verifier.check(ref, timeout)]
+        shown = each(refs, f"verify of {self.name}", "versions", len(refs))
+        return found + [problem for ref in shown for problem in self._verifier.check(ref, timeout)]
 
     def unreadable(self) -> list[UnreadFile]:
         """List the files on disk that could not be read when the repository started and still cannot be read.
@@ -542,7 +643,10 @@ class Repository(Deployment):
             interchange.write_keras(path, built)
             return
         info = self.info(model)
-        files.write(path, info, self.graph(info.ref), self.load(info.ref))
+        with bar(f"export of {info.ref}", "bytes", 2 * info.bytes_total) as advance:
+            tensors = self.load(info.ref)
+            advance(info.bytes_total)
+            files.write(path, info, self.graph(info.ref), tensors)
 
     def import_(self, path: str | os.PathLike[str], name: str, **as_save: Any) -> Saved:
         """Save the tensors of a file as a new version.
@@ -562,8 +666,11 @@ class Repository(Deployment):
             CorruptDataError: if the file is damaged.
             TensorVineError: the errors of `save`.
         """
-        tensors, stored = files.read(path)
-        return self.save(name, tensors, **stored | as_save)
+        nbytes = [0]
+        with bar(f"import of {name}", "bytes", measure=lambda: (nbytes[0], 2 * nbytes[0] or None)):
+            tensors, stored = files.read(path)
+            nbytes[0] = sum(array.nbytes for array in tensors.values())
+            return self.save(name, tensors, **stored | as_save)
 
     def wait_newer(self, name: str, after: int = 0, timeout: float = 30.0) -> ModelRef | None:
         """Wait, without polling, until a model has a live version with a version number above `after`.
@@ -617,7 +724,7 @@ class Repository(Deployment):
         return self._session.ask(CatalogCalls.header(self._session.client, name, version))
 
     def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
-        """Return the parent of a loaded model's first save as `name`; None where `name` has versions."""
+        """Return the parent of a loaded model's first save as `name`, or None if `name` has versions."""
         if self._lives(name) or not self._lives(origin):
             return None
         log.info("save of %r: the parent is %s, from which the model was loaded", name, origin)

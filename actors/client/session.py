@@ -4,7 +4,8 @@ Rules
 - Calls that may be repeated are repeated until their timeout while the catalog or a shard restarts; others fail at
   once.
 - A session lasts as long as its heartbeat. One thread per client renews it, which declares the numbers of its open
-  requests, and looks after its `pins`; it starts with the first request that has a number and ends with `close`.
+  requests, looks after its `pins` and reports its counts; it starts with the first save, load or prefix query and ends
+  with `close`.
 - After a catalog was away, its clients come back at moments of their own (`JITTER_S`).
 - No lock is held during a call.
 """
@@ -23,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from ...store.counting import Counts
 from ...store.errors import (
     ClosedError,
     EngineStoppedError,
@@ -49,6 +51,7 @@ from ..rpc.shard_channels import ShardChannels
 from ..shard.calls import ShardCalls
 from .connections import Connection, Connections
 from .pins import Pins
+from .reporting import Reporting
 from .requests import Numbered, Requests
 
 log = logging.getLogger(__name__)
@@ -125,6 +128,9 @@ class Session:
         """Called whenever the session was renewed."""
         self.requests = Requests(self.client)
         self.pins = Pins(self.client, self.opened, self.requests, self.ask)
+        self.counts = Counts()
+        """Counts of this client."""
+        self._reporting = Reporting(self.planner, self.client, self.counts)
 
     # ---- the catalog ----------------------------------------------------------------------------------
 
@@ -410,12 +416,16 @@ class Session:
 
     def number(self) -> Numbered:
         """Number a request, and have the session renewed from now on, so that it is declared while it is open."""
+        self.keep_alive()
+        return self.requests.begin()
+
+    def keep_alive(self) -> None:
+        """Have the session renewed, and its counts reported, from now on."""
         with self._lock:
             alive = self._thread is not None and self._thread.is_alive()  # an interrupt may keep it from starting
             if not alive and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._housekeep, name="tensorvine-session", daemon=True)
                 self._thread.start()
-        return self.requests.begin()
 
     def abort(self, request: RequestNumber) -> None:
         """Have a request end at the catalog and at all shards that may have memory of it; does not wait.
@@ -445,7 +455,8 @@ class Session:
             self._thread.join(timeout=LOOK_TIMEOUT_S)
         if not self.opened.close():  # another thread closed it meanwhile
             return
-        farewells: list[Answer[None]] = []
+        report = self._reporting.send(last=True)
+        farewells: list[Answer[None]] = [report] if report is not None else []
         with contextlib.suppress(TensorVineError):
             farewells.append(self.catalog.send(CatalogCalls.goodbye(self.client)))
         for shard in [shard for shard in self.topology.shards if shard in self._greeted]:
@@ -468,6 +479,7 @@ class Session:
                     self.abort(request)
                 self.pins.tidy()
                 if time.monotonic() >= self._due:
+                    self._reporting.send()
                     self._renew()
                     quiet = False
             except TensorVineError as exc:  # such as: the repository was stopped, and this client was not closed

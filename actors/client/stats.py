@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...store import html
 from ...store.shard import ShardStats
+from ...store.sizes import size
 from ..rpc.catalog_messages import CatalogStats
 
 
@@ -25,6 +27,20 @@ class RepositoryStats:
     """Statistics of the catalog."""
     shards: tuple[ShardStats, ...]
     """Statistics of each shard."""
+
+    def _repr_html_(self) -> str:
+        columns = ("shard", "tensors", "in memory", "capacity", "on disk", "unwritten")
+        rows = [
+            (
+                one.shard,
+                f"{one.tensors:,}",
+                *map(size, (one.bytes_memory, one.capacity, one.bytes_disk)),
+                size(one.bytes_unwritten),
+            )
+            for one in self.shards
+        ]
+        title = f"{self.models:,} versions, {self.tensors:,} tensors, {size(self.bytes_memory)} in memory"
+        return html.table(title, columns, rows)
 
     @classmethod
     def of(cls, catalog: CatalogStats, shards: Sequence[ShardStats]) -> RepositoryStats:

@@ -220,23 +220,28 @@ class EdgeConsumer:
         """The last 64 versions that the model could not load, each mapped to the reason."""
         return self._serving.refused if self._serving is not None else {}
 
-    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
+    def infer(
+        self, batch: object, timeout: float = 30.0, *, at_least: int | None = None, exactly: int | None = None
+    ) -> Inference:
         """Compute the outputs for a batch with the newest loaded version.
 
         Args:
             batch: Input of the model.
             timeout: Seconds to wait for the first version. The method does not wait for later versions.
+            at_least: Number of the oldest version that may compute the outputs. None means any version.
+            exactly: Number of the only version that may compute the outputs. None means any version.
 
         Returns:
             The outputs, the version that computed the outputs, and the duration of the computation.
 
         Raises:
-            ValueError: if the consumer has no `build`.
+            ValueError: if the consumer has no `build`, or `at_least` or `exactly` is invalid.
+            VersionNotServedError: if another version is in use than `at_least` or `exactly` allows. Retry later.
             OperationTimeoutError: if no version is loaded in time.
             ClosedError: if the consumer was closed, or this process is a forked child of the process that created the
                 consumer.
         """
-        return self._answering().infer(batch, timeout)
+        return self._answering().infer(batch, timeout, at_least=at_least, exactly=exactly)
 
     def wait_for(self, version: int, timeout: float = 30.0) -> ModelRef:
         """Wait until `infer` uses version number `version` or a newer version.

@@ -178,6 +178,15 @@ class Engine(Protocol):
         """
         ...
 
+    def show(self, gauges: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Show gauges of this actor in the engine's own dashboard, if it has one that shows gauges.
+
+        Args:
+            gauges: name -> value; always the same names.
+            labels: label -> value, of all of these gauges.
+        """
+        ...
+
     def leave(self) -> None:
         """Leave the cluster; one that was started in this process ends. What is called after that is refused."""
         ...

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...store.counting import Counted
 from ..rpc.calls import remote
+from .counting import PlannerStats
 from .resizing import ScaleReport
-from .streams import Advice, Delivered, Observed
+from .streams import Advice, Delivered, Observed, TrainingStatus
 
 
 class PlannerCalls:
@@ -53,7 +55,27 @@ class PlannerCalls:
         """Take what a consumer measured; give the way that its node should use next."""
         ...
 
+    @remote("ctl", repeatable=True)
+    def turn(self, name: str, consumer: str, most: int) -> bool:
+        """Begin or renew a consumer's turn to update. False: `most` other consumers of the model have one."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def turn_ended(self, name: str, consumer: str) -> None:
+        """End a consumer's turn to update."""
+        ...
+
     @remote("ctl")
-    def streams(self) -> dict[str, Advice]:
-        """Return what is known of each model that is published: its curve, costs and schedule."""
+    def streams(self) -> dict[str, TrainingStatus]:
+        """Return what is known of each model that is published: its losses, curve, costs and schedule."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:
+        """Add the counts of a client since its last report; see `ClientCounts.report`."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def stats(self) -> PlannerStats:
+        """Return the statistics of the planner and of all clients."""
         ...

@@ -19,6 +19,7 @@ from typing import TypeVar, TypeVarTuple
 
 from ...planner.scaling import ScalePolicy
 from ...planner.topology import Topology
+from ...store.counting import Counted
 from ...store.errors import RepositoryNotFoundError, ShardUnavailableError
 from ...store.waiting import Backoff
 from ..engine.engine import Engine
@@ -30,10 +31,12 @@ from ..rpc.messages import ShardPlan, catalog_name
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from .calls import PlannerCalls
+from .counting import ClientCounts, PlannerStats
 from .following import Following, able_nodes
 from .reservations import Reservations
 from .resizing import Resizing, ScaleReport
-from .streams import Advice, Delivered, Observed, Streams
+from .rollouts import Rollouts
+from .streams import Advice, Delivered, Observed, Streams, TrainingStatus
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
@@ -72,6 +75,8 @@ class Planner:
         self._scaling = scaling
         self._count = count
         self._streams = Streams()
+        self._rollouts = Rollouts()
+        self._counts = ClientCounts()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-plan")
         self._planning.submit(importlib.import_module, "scipy.optimize")  # half a second that no training waits for
         self._changing = ThreadPoolExecutor(CHANGES, thread_name_prefix="tensorvine-scale")
@@ -126,9 +131,36 @@ class Planner:
     async def delivered(self, name: str, told: Delivered) -> str:
         return await self._aside(self._streams.delivered, name, told)
 
+    @answers(PlannerCalls.turn)
+    async def turn(self, name: str, consumer: str, most: int) -> bool:
+        return self._rollouts.turn(name, consumer, most)
+
+    @answers(PlannerCalls.turn_ended)
+    async def turn_ended(self, name: str, consumer: str) -> None:
+        self._rollouts.ended(name, consumer)
+
     @answers(PlannerCalls.streams)
-    async def streams(self) -> dict[str, Advice]:
-        return await self._aside(self._streams.advice)
+    async def streams(self) -> dict[str, TrainingStatus]:
+        return await self._aside(self._streams.statuses)
+
+    @answers(PlannerCalls.counted)
+    async def counted(self, client: str, serial: int, counted: Counted, gauges: Mapping[str, float] | None) -> None:
+        self._counts.report(client, serial, counted, gauges)
+
+    @answers(PlannerCalls.stats)
+    async def stats(self) -> PlannerStats:
+        restarts = await asyncio.to_thread(self._registry.restarts)
+        topology = self._topology
+        return PlannerStats(
+            shards=len(topology.alive),
+            draining=len(topology.leaving),
+            trainings=self._streams.running(),
+            clients=self._counts.live(),
+            restarts=self._restarts,
+            shard_restarts={shard: restarts.get(shard, 0) for shard in topology.alive},
+            counted=dict(self._counts.total),
+            gauges=self._counts.gauges(),
+        )
 
     async def _aside(self, work: Callable[[*_Args], _T], *arguments: *_Args) -> _T:
         """Plan in a thread of its own, one thing at a time, so that no other call waits for it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 RECENT = 16
 """Commits of which the median counts."""
+SHOWN = 256
+"""Losses and updates in a `TrainingStatus`, at most."""
 IDLE_S = 600.0
 """Seconds without a report after which a training has ended."""
 MOST_NAMES = 1 << 12
@@ -82,6 +85,26 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStatus:
+    """The status of a training run that publishes versions, returned by `Repository.trainings`."""
+
+    iteration: int
+    """Number of the last iteration that the training run reported."""
+    losses: tuple[tuple[int, float], ...]
+    """At most 256 of the reported losses, as pairs (iteration, loss), evenly spaced, up to the last one."""
+    updates: tuple[int, ...]
+    """The last iterations, at most 256, after which versions were published."""
+    schedule: Schedule | None
+    """The current plan. None before the first plan, or if the publisher has a schedule of its own."""
+    curve: Fitted | None
+    """The fitted loss curve of the plan. None before the first plan."""
+    costs: UpdateCosts | None
+    """Medians of the latest measured durations. None until an iteration and an update have been measured."""
+    why: str
+    """The reason why the plan has no updates. Empty if it has updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
     """What a consumer tells of an update."""
 
@@ -115,6 +138,8 @@ class _Kept:
     """The last iteration that was told of."""
     updated: int = 0
     """The iteration of the last update that was counted."""
+    updates: deque[int] = field(default_factory=lambda: deque[int](maxlen=SHOWN))
+    """The iterations of the last updates."""
     commits_s: list[float] = field(default_factory=list[float])
     reported_at: float = 0.0
     """When the training reported last, by the clock of `Streams`."""
@@ -154,6 +179,7 @@ class Streams:
             if iteration <= kept.updated:
                 continue  # it was sent before: its answer was lost
             kept.updated = iteration
+            kept.updates.append(iteration)
             kept.stream.published(iteration)
             kept.stream.stalled(stall_s)
             kept.commits_s = [*kept.commits_s[1 - RECENT :], commit_s]
@@ -176,10 +202,15 @@ class Streams:
                 kept.stream.answered(max(told.inference_s, LEAST_S))
         return selector.choose(told.ways, told.nbytes)
 
-    def advice(self) -> dict[str, Advice]:
-        """Return what is known of each stream."""
+    def statuses(self) -> dict[str, TrainingStatus]:
+        """Return the status of each stream."""
         self._drop_ended()
-        return {name: _advice(kept) for name, kept in self._streams.items()}
+        return {name: _status(kept) for name, kept in self._streams.items()}
+
+    def running(self) -> int:
+        """Return how many trainings report. May be called by any thread."""
+        ended = self._clock() - IDLE_S
+        return sum(kept.reported_at > ended for kept in list(self._streams.values()))
 
     def _drop_ended(self) -> None:
         ended = self._clock() - IDLE_S
@@ -197,6 +228,19 @@ def _advice(kept: _Kept) -> Advice:
     fitted = Fitted(curve.form, dict(curve.params), curve.origin, curve.mse) if curve is not None else None
     schedule = kept.stream.schedule if kept.request is not None else None
     return Advice(kept.known, schedule, fitted, kept.stream.costs, kept.stream.why)
+
+
+def _status(kept: _Kept) -> TrainingStatus:
+    known = _advice(kept)
+    return TrainingStatus(
+        iteration=kept.now,
+        losses=tuple(kept.stream.sampled(SHOWN)),
+        updates=tuple(kept.updates),
+        schedule=known.schedule,
+        curve=known.curve,
+        costs=known.costs,
+        why=known.why,
+    )
 
 
 def _runs(losses: Sequence[tuple[int, float]]) -> list[tuple[int, list[float]]]:

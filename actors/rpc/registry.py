@@ -71,6 +71,15 @@ class Registry:
 
     # ---- which process is an actor --------------------------------------------------------------------
 
+    def restarts(self) -> dict[int, int]:
+        """Return how often each shard has started again."""
+        counts: dict[int, int] = {}
+        prefix = f"{self._own}{_LEASE}shard-"
+        for name in self._engine.kept(prefix):
+            shard, number = name.removeprefix(prefix).split("/")
+            counts[int(shard)] = max(int(number) - 1, counts.get(int(shard), 0))
+        return counts
+
     def take(self, actor: str, entry: bytes, above: int = 0) -> tuple[int, dict[int, bytes]]:
         """Make a process an actor; return its number and the entries of the processes before, by number.
 

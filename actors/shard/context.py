@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from ...store.catalog.reports import Sender
+from ...store.counting import Counts
 from ...store.shard import ShardState
 from ..engine.engine import Engine
 from ..rpc.channel import Channel
@@ -57,6 +58,8 @@ class ShardContext:
     """Where those wait who are told of changes."""
     tcp_address: Address | None = field(default=None, init=False)
     """Where the shard's blocks are served to those that cannot map its memory; None: nowhere."""
+    counts: Counts = field(default_factory=Counts, init=False)
+    """Counts of the shard, for `stats`."""
     requests: int = field(default=0, init=False)
     """Commits and reads."""
     bytes_sent: int = field(default=0, init=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from ...store.metrics import METRICS, SHOWN
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
@@ -36,14 +37,18 @@ from .proposals import Proposals
 from .reporting import Reporting
 from .serving.block_server import BlockServer
 from .serving.exports import Exports
+from .serving.patches import Patches
 from .serving.senders import Senders
 from .settling import Settling
 from .sweep import Sweep
 
 log = logging.getLogger(__name__)
 
+SHOW_S = 10.0
+"""How often gauges are set in the engine's dashboard."""
 
-@composed([Sessions, Writes, Reads, Orders, Copies, Journal])
+
+@composed([Sessions, Writes, Reads, Patches, Orders, Copies, Journal])
 class Shard:
     """One shard of a repository, as an actor."""
 
@@ -61,6 +66,7 @@ class Shard:
         local, rendezvous = LocalClients(), LocalRendezvous()
         admission = Admission(context, local, history.persister if history is not None else None)
         senders, exports = Senders(config, block_server, rendezvous), Exports(context)
+        patches = Patches(context, block_server)
         sessions = Sessions(
             context,
             settling,
@@ -69,6 +75,7 @@ class Shard:
             history=history,
             local=local,
             senders=senders,
+            patches=patches.cache,
         )
         copies = Copies(context, settling, Copying(context, admission), reporting)
         writes = Writes(
@@ -83,12 +90,20 @@ class Shard:
             context, admission=admission, history=history, senders=senders, rendezvous=rendezvous, exports=exports
         )
         orders = Orders(context, settling, reporting=reporting, history=history, sessions=sessions, copies=copies)
-        parts = (sessions, writes, reads, orders, copies, Journal(context, reporting))
+        parts = (sessions, writes, reads, patches, orders, copies, Journal(context, reporting))
         self.parts: Mapping[type, object] = {type(part): part for part in parts}
-        Sweep(context, settling, sessions=sessions, senders=senders, exports=exports)
+        Sweep(context, settling, sessions=sessions, senders=senders, exports=exports, patches=patches.cache)
         care = context.segment_memory.page_care
         care.soon = Ticker("pages", f"shard {context.index}", lambda: LOOK_S, care.look).soon
+        Ticker("gauges", f"shard {context.index}", lambda: SHOW_S, lambda: _show(context, sessions))
         reporting.start()
+
+
+def _show(context: ShardContext, sessions: Sessions) -> None:
+    """Set this shard's gauges in the engine's dashboard."""
+    stats = sessions.stats_now()
+    gauges = {metric.name: float(getattr(stats, metric.field)) for metric in METRICS if metric.field in SHOWN}
+    context.engine.show(gauges, {"repository": context.config.repository, "shard": str(context.index)})
 
 
 def _open_block_server(context: ShardContext) -> BlockServer | None:

@@ -10,6 +10,7 @@ from ..rpc.ticker import Ticker
 from .context import ShardContext
 from .parts.sessions import Sessions
 from .serving.exports import Exports
+from .serving.patch_cache import PatchCache
 from .serving.senders import Senders
 from .settling import Settling
 
@@ -25,10 +26,18 @@ class Sweep:
         sessions: of the shard's clients.
         senders: have groups that may be idle.
         exports: blocks in the object store that may be idle.
+        patches: that may be idle.
     """
 
     def __init__(
-        self, context: ShardContext, settling: Settling, *, sessions: Sessions, senders: Senders, exports: Exports
+        self,
+        context: ShardContext,
+        settling: Settling,
+        *,
+        sessions: Sessions,
+        senders: Senders,
+        exports: Exports,
+        patches: PatchCache,
     ) -> None:
         self._lock = context.lock
         self._hashing = context.segment_memory.hashing
@@ -36,12 +45,14 @@ class Sweep:
         self._sessions = sessions
         self._senders = senders
         self._exports = exports
+        self._patches = patches
         Ticker("sweep", f"shard {context.index}", lambda: SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         self._sessions.end_lost()
         self._hashing.start()
         self._exports.drop_idle()
+        self._patches.drop_idle()
         with self._lock:
             self._senders.close_idle()
         self._settling.settle()

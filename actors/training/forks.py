@@ -12,6 +12,7 @@ from typing import Any
 
 from ...store.errors import OptionError
 from ...store.refs import Model
+from ...store.traces import traced
 from ..client.repository import Repository
 from ..engine.engine import Actor
 from .directing import ForkDirector
@@ -87,6 +88,7 @@ def fork(
     )[0]
 
 
+@traced("fork")
 def fork_many(
     trainers: Sequence[Actor],
     counts: Sequence[int],
@@ -128,6 +130,7 @@ def fork_many(
     return ForkDirector(trainers, at_step, transport, build, saves_to, timeout).run(counts, options, names, steps)
 
 
+@traced("fork")
 def fork_version(
     repository: Repository | str,
     model: Model,

@@ -13,10 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import median
 
+from ...store import traces
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
+from ...store.metrics import ANSWER, CONSUMERS, FETCH, LAG, PUSH, REFUSED, STALENESS, SUPERSEDED, SWAP
 from ...store.refs import ModelRef
 from ...store.waiting import Backoff
 from ..client.fetch.transports import AUTO, SHARED
@@ -25,7 +28,8 @@ from ..engine.opened import Opened
 from ..planner.calls import PlannerCalls
 from ..planner.streams import Delivered
 from ..rpc.channel import Answer
-from .serving import Inference, Serving
+from .rollout import Turns, Waves
+from .serving import Generate, Inference, Serving
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +86,8 @@ class ConsumerStatus:
 
     A version is refused if it does not fit the model, or cannot be loaded into the model because of another error.
     """
+    paused: bool
+    """Whether the consumer loads no versions, because of `Consumer.pause`."""
 
 
 class Follower:
@@ -92,29 +98,53 @@ class Follower:
         name: the model's name.
         build: makes a model, see `Serving`.
         transport: the way by which bytes come; "auto": the planner's choice.
+        generate: see `Serving`.
+        rollout: limits how many consumers of the name update at once.
     """
 
-    def __init__(self, repo: Repository, name: str, build: Callable[[], object], transport: str = "auto") -> None:
+    def __init__(
+        self,
+        repo: Repository,
+        name: str,
+        build: Callable[[], object],
+        transport: str = "auto",
+        generate: Generate | None = None,
+        rollout: Waves | None = None,
+    ) -> None:
         self._opened = Opened(f"consumer of {name!r}")
         self._repo = repo
         self._name = name
         self._transport = transport
         self._way = transport
-        self._serving = Serving(build, name)
+        self._serving = Serving(build, name, generate)
         self._lock = threading.Lock()
         self._deliveries: deque[Delivery] = deque(maxlen=KEPT)
         self._answers_s: deque[float] = deque(maxlen=64)
         self._answered = 0
         self._skipped = 0
         self._advice: Answer[str] | None = None
+        self._announced: tuple[ModelRef, float] | None = None
+        """The newest version that was announced and is not in use, and since when one is, by `time.monotonic`."""
+        self._counts = repo._session.counts
+        for gauge, value in ((CONSUMERS, lambda: 1.0), (LAG, self._lag), (STALENESS, self._staleness_s)):
+            self._counts.show(gauge, value)
+        repo._session.keep_alive()
         self._closing = threading.Event()
+        self._resumed = threading.Event()
+        self._resumed.set()
+        self._swapping = threading.Lock()
+        """Held while a version is written to the model."""
+        self._turns = Turns(repo._session.planner, name, rollout, self._closing) if rollout is not None else None
         self._thread = threading.Thread(target=self._follow, name="tensorvine-update", daemon=True)
         self._thread.start()
 
-    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
+    def infer(
+        self, batch: object, timeout: float = 30.0, *, at_least: int | None = None, exactly: int | None = None
+    ) -> Inference:
         """Answer with the newest version that arrived; errors as in `Serving.infer`, and ClosedError after `close`."""
         self._opened.check()
-        answer = self._serving.infer(batch, timeout)
+        answer = self._serving.infer(batch, timeout, at_least=at_least, exactly=exactly)
+        self._counts.observe(ANSWER, answer.seconds)
         with self._lock:
             self._answered += 1
             self._answers_s.append(answer.seconds)
@@ -125,17 +155,36 @@ class Follower:
         self._opened.check()
         return self._serving.wait_for(version, timeout)
 
-    def status(self) -> ConsumerStatus:
-        """Return the consumer's status."""
+    def status(self, deliveries: int = KEPT) -> ConsumerStatus:
+        """Return the consumer's status, with at most so many deliveries."""
         with self._lock:
-            deliveries, refused = tuple(self._deliveries), self._serving.refused
-            return ConsumerStatus(self._serving.ref, deliveries, self._answered, self._skipped, refused)
+            latest = tuple(self._deliveries)[max(len(self._deliveries) - deliveries, 0) :]
+            refused, paused = self._serving.refused, not self._resumed.is_set()
+            return ConsumerStatus(self._serving.ref, latest, self._answered, self._skipped, refused, paused)
+
+    def pause(self, timeout: float) -> None:
+        """Load no version until `resume`. Returns when an update that is being written to the model has ended.
+
+        Raises:
+            OperationTimeoutError: it has not ended in time. No later version is loaded.
+        """
+        self._opened.check()
+        self._resumed.clear()
+        if not self._swapping.acquire(timeout=timeout):
+            raise OperationTimeoutError(f"pause of {self._name!r}: expected the update to end within {timeout} s")
+        self._swapping.release()
+
+    def resume(self) -> None:
+        """Load versions again."""
+        self._opened.check()
+        self._resumed.set()
 
     def close(self) -> None:
         """Stop following and answering. Does nothing if it was closed, or in a forked child."""
         if not self._opened.close():
             return
         self._closing.set()
+        self._resumed.set()
         self._repo.close()
         self._serving.close()
 
@@ -143,16 +192,19 @@ class Follower:
         """Take versions until it is closed."""
         after, failed, pauses = 0, False, Backoff(*RETRY_S, closing=self._closing)
         while not self._closing.is_set():
+            if not self._resumed.wait(POLL_S):
+                continue
             try:
                 newest = self._repo.wait_newer(self._name, after, POLL_S)
                 if newest is not None:
-                    self._take(newest, after)
-                    after = newest.version
+                    self._announced = (newest, self._announced[1] if self._announced else time.monotonic())
+                    after = newest.version if self._update(newest, after) else after
                 failed = False
                 pauses.reset()
             except ModelNotFoundError as exc:
                 log.info("%s: a version was retired before it was fetched: %s", self._name, exc)
             except Exception as exc:  # noqa: BLE001  logged; whatever it is, later versions may be had
+                self._counts.failed("update", exc)
                 if not failed and not self._closing.is_set():
                     log.warning(
                         "%s: the update failed, retrying; the previous version continues to answer: %s", self._name, exc
@@ -160,8 +212,13 @@ class Follower:
                 failed = True
                 pauses.wait()
 
-    def _take(self, ref: ModelRef, after: int) -> None:
-        """Bring a version and let it answer, or refuse it."""
+    def _update(self, ref: ModelRef, after: int) -> bool:
+        """Load a version when it is this consumer's turn. False: the consumer was paused first."""
+        with self._turns.turn() if self._turns is not None else nullcontext():
+            return self._take(ref, after)
+
+    def _take(self, ref: ModelRef, after: int) -> bool:
+        """Bring a version and let it answer, or refuse it. False: the consumer was paused first."""
         notified_at, begun = time.time(), time.perf_counter()
         reader = self._repo._reader
         way, self._way = self._way, self._transport  # a way that fails is not asked for again
@@ -170,32 +227,62 @@ class Follower:
         fetched = time.perf_counter()
         try:
             graph = self._repo._catalog.graph_of(ref)
-            self._serving.take(ref, loaded.arrays, graph)
+            with self._swapping, traces.span("swap") as traced:
+                if not self._resumed.is_set():
+                    return False
+                if traced is not None:
+                    traces.note(version=str(ref))
+                self._serving.take(ref, loaded.arrays, graph)
         except (KeyError, ValueError) as exc:
             self._refuse(ref, exc)
-            return
+            return True
         except OperationTimeoutError:
             raise  # tried again
         except Exception as exc:
             log.exception("%s: the model could not be updated", ref)
             self._refuse(ref, exc)
-            return
+            return True
         ended = time.perf_counter()
         far = {name: nbytes for name, nbytes in loaded.transports.items() if name != SHARED}
         way = max(far, key=far.__getitem__) if far else SHARED
         nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
         delivery = Delivery(ref, notified_at, fetched - begun, ended - fetched, way, nbytes)
+        skipped = ref.version - after - 1 if after else 0
         with self._lock:
             self._deliveries.append(delivery)
-            self._skipped += ref.version - after - 1 if after else 0
+            self._skipped += skipped
+        self._announced = None
+        if after:  # else it was there before the consumer
+            self._counts.observe(PUSH, notified_at - loaded.created_ns / 1e9)
+        self._counts.observe(FETCH, delivery.fetch_s)
+        self._counts.observe(SWAP, delivery.swap_s)
+        self._counts.add(SUPERSEDED, skipped)
         self._report(delivery, reader.far_transports if far else (SHARED,))
+        return True
+
+    def _lag(self) -> float:
+        """Return by how many versions the one in use is behind the newest announced one."""
+        announced, used = self._announced, self._serving.ref
+        if announced is None:
+            return 0.0
+        return float(max(announced[0].version - (used.version if used is not None else 0), 0))
+
+    def _staleness_s(self) -> float:
+        announced = self._announced
+        return time.monotonic() - announced[1] if announced is not None else 0.0
 
     def _refuse(self, ref: ModelRef, exc: Exception) -> None:
-        log.error("%s is refused, %s continues to answer: %s", ref, self._serving.ref, exc)
+        self._counts.add(REFUSED)
+        log.error(
+            "%s is refused, %s continues to answer; publish a version that fits the model of build=: %s",
+            ref,
+            self._serving.ref,
+            exc,
+        )
         self._serving.refuse(ref, str(exc) or repr(exc))
 
     def _report(self, delivery: Delivery, ways: tuple[str, ...]) -> None:
-        """Tell the planner what the update took; by the next one it has answered which way is best."""
+        """Report the duration of the update to the planner; its answer names the best transport."""
         with self._lock:
             inference_s = median(self._answers_s) if self._answers_s else None
         seconds = delivery.fetch_s + delivery.swap_s

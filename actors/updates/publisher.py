@@ -26,7 +26,9 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
+from ...store import traces
 from ...store.errors import ModelLostError, ModelNotFoundError, TensorVineError
+from ...store.metrics import COMMIT, PAUSE
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
 from ..client.save.pending import PendingSave
@@ -235,6 +237,7 @@ class Publisher:
         self._left_at = time.perf_counter()
         return due and not busy
 
+    @traces.traced("publish")
     def publish(self, model: object, loss: float | None = None) -> PendingSave:
         """Publish a version now, regardless of the schedule.
 
@@ -253,6 +256,7 @@ class Publisher:
             TensorVineError: the errors of `Repository.save_async`. The failure is also counted in the report.
         """
         self._opened.check()
+        traces.note(model=self.name, iteration=self._iteration)
         self._start()
         self._settle(wait=True)
         begun = time.perf_counter()
@@ -362,9 +366,15 @@ class Publisher:
             self.publish(model, loss)
 
     def _count_failure(self, iteration: int, exc: BaseException) -> None:
+        self._repo._session.counts.failed("publish", exc)
         with self._lock:
             self._failed += 1
-        log.warning("update of %r at iteration %d failed: %s", self.name, iteration, exc)
+        log.warning(
+            "update of %r at iteration %d failed; the training continues, and the next update is made as planned: %s",
+            self.name,
+            iteration,
+            exc,
+        )
 
     def _is_under_way(self) -> bool:
         self._settle(wait=False)
@@ -389,6 +399,8 @@ class Publisher:
         plain_s = median(self._plain_s) if self._plain_s else 0.0
         slowed_s = update.beside_s - update.steps * plain_s if self._plain_s else 0.0
         costs = (update.stall_s, slowed_s, commit_s)
+        self._repo._session.counts.observe(PAUSE, update.stall_s)
+        self._repo._session.counts.observe(COMMIT, commit_s)
         made = Update(update.iteration, saved.ref, update.loss, *costs, saved.bytes_written, at)
         with self._lock:
             self._updates.append(made)

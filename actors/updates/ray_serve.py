@@ -11,18 +11,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ...store.errors import VersionNotServedError
 from ..client.repository import Repository
 from .consumer import ANSWERING
 from .follower import ConsumerStatus, Follower
-from .serving import Inference
+from .rollout import Waves
+from .serving import Generate, Inference
 
 if TYPE_CHECKING:
     from ray import serve
     from starlette.requests import Request
+    from starlette.responses import JSONResponse
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +34,36 @@ log = logging.getLogger(__name__)
 class ModelReplica:
     """One replica: answers to calls of a deployment's handle and to HTTP requests."""
 
-    def __init__(self, repository: str, name: str, build: Callable[[], object], transport: str) -> None:
-        self._follower = Follower(Repository.connect(repository), name, build, transport)
+    def __init__(
+        self,
+        repository: str,
+        name: str,
+        build: Callable[[], object],
+        transport: str,
+        generate: Generate | None,
+        rollout: Waves | None,
+    ) -> None:
+        self._follower = Follower(Repository.connect(repository), name, build, transport, generate, rollout)
         self._pool = ThreadPoolExecutor(ANSWERING, thread_name_prefix="tensorvine-answer")
 
-    async def infer(self, batch: object, timeout: float = 30.0) -> Inference:
+    async def infer(
+        self, batch: object, timeout: float = 30.0, *, at_least: int | None = None, exactly: int | None = None
+    ) -> Inference:
         """Answer with the newest version; errors as in `Consumer.infer`."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._follower.infer, batch, timeout)
+        infer = partial(self._follower.infer, batch, timeout, at_least=at_least, exactly=exactly)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, infer)
 
-    async def __call__(self, request: Request) -> dict[str, object]:
-        """Answer an HTTP request with the JSON body {"batch", "dtype"}: {"outputs", "version"}; see `batch_of`."""
-        answer = await self.infer(batch_of(await request.json()))
-        return {"outputs": _plain(answer.outputs), "version": str(answer.ref)}
+    async def __call__(self, request: Request) -> dict[str, object] | JSONResponse:
+        """Answer an HTTP request; see `serve_application`."""
+        body = await request.json()
+        batch = batch_of(body)
+        try:
+            answer = await self.infer(batch, at_least=body.get("at_least"), exactly=body.get("exactly"))
+        except VersionNotServedError as exc:
+            from starlette.responses import JSONResponse
+
+            return JSONResponse({"error": str(exc), "version": exc.served}, status_code=409)
+        return {"outputs": _plain(answer.outputs), "version": str(answer.ref), "first": str(answer.first)}
 
     async def status(self) -> ConsumerStatus:
         """Tell how this replica does."""
@@ -96,12 +118,21 @@ def _plain(outputs: object) -> object:
 
 
 def serve_application(
-    repo: Repository, name: str, build: Callable[[], object], *, transport: str = "auto", **options: object
+    repo: Repository,
+    name: str,
+    build: Callable[[], object],
+    *,
+    transport: str = "auto",
+    generate: Generate | None = None,
+    rollout: Waves | None = None,
+    **options: object,
 ) -> serve.Application:
     """Return a Ray Serve application that answers requests with the newest version of a model.
 
-    The handle of the application has the method `infer(batch, timeout=30.0)`, which returns an `Inference`. Over HTTP,
-    the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns `{"outputs": ..., "version": "name@3"}`.
+    The handle of the application has the method `infer`, with the arguments and the result of `Consumer.infer`. Over
+    HTTP, the application accepts JSON, `{"batch": ..., "dtype": ...}`, and returns
+    `{"outputs": ..., "version": "name@3", "first": "name@3"}`. The request may also contain "at_least" or "exactly". A
+    replica that uses another version answers with status 409 and `{"error": ..., "version": "name@2"}`.
     The batch is a nested list, or a JSON object that maps input names to nested lists. By default, integers become
     int64 and floating-point numbers become float32. The optional "dtype" is a NumPy dtype for all inputs, or a JSON
     object that maps input names to dtypes.
@@ -113,6 +144,8 @@ def serve_application(
         name: Name of the model.
         build: Function that builds a model, as in `Consumer.start`.
         transport: Transport by which versions are fetched, as in `Consumer.start`.
+        generate: Function that computes the outputs by several calls of the model, as in `Consumer.start`.
+        rollout: Limit of replicas that load a version at the same time, as in `Consumer.start`.
         options: Options of `serve.deployment`, such as `num_replicas=2` or `ray_actor_options={"num_gpus": 1}`.
 
     Returns:
@@ -124,4 +157,4 @@ def serve_application(
     from ray import serve
 
     deployed = cast(Any, serve.deployment)(ModelReplica, **{"name": name.replace("/", "-"), **options})
-    return deployed.bind(repo.name, name, build, transport)
+    return deployed.bind(repo.name, name, build, transport, generate, rollout)

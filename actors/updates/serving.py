@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from ...store.errors import OperationTimeoutError
+from ...store.errors import OperationTimeoutError, VersionNotServedError
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import ModelRef
 from .filler import Filler
@@ -52,14 +53,20 @@ class Servable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The answer to a request. All outputs of an answer are computed by the same version."""
+    """The answer to a request. One call of the model computes its outputs with one version."""
 
     outputs: Any
     """Outputs of the model. If the model is a torch module, tensors are converted to NumPy arrays."""
     ref: ModelRef
-    """The version that computed the outputs."""
+    """The version that computed the outputs. With `generate`, the version of the last call of the model."""
     seconds: float
     """Seconds that the model took to compute the outputs."""
+    first: ModelRef
+    """The version of the first call of the model. It differs from `ref` only if an update came during `generate`."""
+
+
+Generate = Callable[[Callable[[object], object], object], object]
+"""Computes the outputs for a batch by several calls of a model: `generate(model, batch)`."""
 
 
 class _Copy:
@@ -72,6 +79,32 @@ class _Copy:
         """Answers under way."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """Which versions may answer a request."""
+
+    at_least: int | None
+    exactly: int | None
+
+    @classmethod
+    def of(cls, at_least: int | None, exactly: int | None) -> _Allowed:
+        for name, number in (("at_least", at_least), ("exactly", exactly)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise ValueError(f"infer: {name}: expected the number of a version, 1 or more; found {number!r}")
+        if at_least is not None and exactly is not None:
+            raise ValueError(f"infer: expected at_least or exactly; found both: {at_least} and {exactly}")
+        return cls(at_least, exactly)
+
+    def check(self, ref: ModelRef) -> None:
+        if self.exactly is not None and ref.version != self.exactly:
+            expected = f"{ref.name}@{self.exactly}"
+        elif self.at_least is not None and ref.version < self.at_least:
+            expected = f"{ref.name}@{self.at_least} or newer"
+        else:
+            return
+        raise VersionNotServedError(f"infer: expected {expected} in use; found {ref}; retry later", str(ref))
+
+
 class Serving:
     """Two copies of a model: the active copy answers requests, and the inactive copy is updated (Viper, section 4.2).
 
@@ -81,6 +114,9 @@ class Serving:
         build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
             twice, once for each copy.
         name: Name of the model, for error messages.
+        generate: Function `generate(model, batch)` that computes the outputs of a request by several calls of
+            `model(inputs)`, such as one call per token. Each call uses the version that is in use by then. None means
+            one call: `model(batch)`.
 
     Raises:
         TypeError: if the object that `build` returns is not such a model.
@@ -91,12 +127,13 @@ class Serving:
     >>> serving = Serving(Scale, "scale")
     >>> serving.take(ModelRef("scale", 1), {"by": np.float32([3])}, ModelGraph(()))
     >>> serving.infer(np.float32([2, 4]))
-    Inference(outputs=array([ 6., 12.], dtype=float32), ref=ModelRef('scale@1'), seconds=...)
+    Inference(outputs=array([ 6., 12.], dtype=float32), ref=ModelRef('scale@1'), seconds=..., first=ModelRef('scale@1'))
     >>> serving.close()
     """
 
-    def __init__(self, build: Callable[[], object], name: str) -> None:
+    def __init__(self, build: Callable[[], object], name: str, generate: Generate | None = None) -> None:
         self._name = name
+        self._generate = generate
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="tensorvine-fill")
         self._active, self._other = _Copy(build(), self._helper), _Copy(build(), self._helper)
         self._changed = threading.Condition()
@@ -162,37 +199,69 @@ class Serving:
             if len(self._refused) > KEPT_REFUSED:
                 del self._refused[next(iter(self._refused))]
 
-    def infer(self, batch: object, timeout: float = 30.0) -> Inference:
+    def infer(
+        self, batch: object, timeout: float = 30.0, *, at_least: int | None = None, exactly: int | None = None
+    ) -> Inference:
         """Compute the outputs of the model for a batch, with the version in use.
 
         Args:
             batch: Input of the model, passed as one argument. For a torch module: an array, a tensor, a nested list of
                 numbers, or a dict or tuple of these. The input is moved to the module's device.
             timeout: Seconds to wait for the first version. Once a version is in use, calls do not wait.
+            at_least: Number of the oldest version that may compute the outputs. None means any version.
+            exactly: Number of the only version that may compute the outputs. None means any version.
 
         Raises:
+            ValueError: if both `at_least` and `exactly` are given, one of them is not a positive integer, or `generate`
+                did not call the model.
+            VersionNotServedError: if another version is in use than `at_least` or `exactly` allows. Retry later.
             OperationTimeoutError: if no version is available in time. If versions were refused, the message contains
                 the reason for the last refusal.
             Exception: any error that the model raises.
         """
+        allowed = _Allowed.of(at_least, exactly)
+        begun = time.perf_counter()
+        used: list[ModelRef] = []
+
+        def call(given: object) -> object:
+            with self._in_use(allowed, timeout) as (copy, ref):
+                used.append(ref)
+                return self._answer(copy, given)
+
+        if self._generate is None:
+            outputs = call(batch)
+        elif exactly is None:
+            outputs = self._generate(call, batch)
+        else:
+            with self._in_use(allowed, timeout) as (copy, ref):  # an update cannot replace it before the last call
+                used.append(ref)
+                outputs = self._generate(lambda given: self._answer(copy, given), batch)
+        if not used:
+            raise ValueError(f"infer: expected generate= of {self._name!r} to call the model; it made no call")
+        return Inference(outputs, used[-1], time.perf_counter() - begun, used[0])
+
+    @contextmanager
+    def _in_use(self, allowed: _Allowed, timeout: float) -> Generator[tuple[_Copy, ModelRef]]:
+        """Keep the copy in use from being updated."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._active.ref is not None, timeout):
                 raise OperationTimeoutError(
                     f"infer: expected a first version of {self._name!r} within {timeout} s; found none{self._why()}"
                 )
-            copy, ref = self._active, self._active.ref
+            copy, ref = self._active, cast("ModelRef", self._active.ref)
+            allowed.check(ref)
             copy.answering += 1
-        begun = time.perf_counter()
         try:
-            outputs = copy.answer(batch)
-            self._sample = batch if copy.compiles else None
+            yield copy, ref
         finally:
             with self._changed:
                 copy.answering -= 1
                 self._changed.notify_all()
-        if ref is None:
-            raise OperationTimeoutError(f"infer: expected a version of {self._name!r}; found none")
-        return Inference(outputs, ref, time.perf_counter() - begun)
+
+    def _answer(self, copy: _Copy, given: object) -> object:
+        outputs = copy.answer(given)
+        self._sample = given if copy.compiles else None
+        return outputs
 
     def wait_for(self, version: int, timeout: float) -> ModelRef:
         """Wait until version number `version` or a newer version is in use.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tensorvine.store import Layer, ModelGraph
 
-from examples.nas.space import UNITS, AttnSpace, Candidate, Cell, draw, mutate
+from examples.nas.space import UNITS, AttnSpace, Candidate, Cell
 
 from .measure import Tensors
 
@@ -110,6 +110,18 @@ def nas_graphs(count: int, seed: int = 0, *, subgraphs: int = 2, tensors: bool =
         yield attn_graph(space, seen[-1], tensors=tensors)
 
 
+def draw(space: AttnSpace, rng: random.Random) -> Candidate:
+    """Draw a candidate."""
+    return tuple(rng.randrange(len(options)) for options in space.decisions)
+
+
+def mutate(space: AttnSpace, candidate: Candidate, rng: random.Random) -> Candidate:
+    """Change exactly one decision to another option."""
+    place = rng.randrange(len(candidate))
+    other = rng.randrange(len(space.decisions[place]) - 1)
+    return (*candidate[:place], other + (other >= candidate[place]), *candidate[place + 1 :])
+
+
 def attn_graph(space: AttnSpace, candidate: Candidate, *, tensors: bool = False) -> ModelGraph:
     """Return a candidate of the ATTN space as Keras would describe it, for ATTN's features and classes.
 
@@ -147,8 +159,8 @@ def _cell(chain: _Chain, cell: Cell, anchors: Sequence[tuple[str, int]]) -> tupl
     """Add a cell after the last anchor; give its output and its width."""
     source, width = anchors[-1]
     if cell.dense is not None:
-        width = cell.dense.units
-        source = _dense(chain, source, width, cell.dense.activation)
+        width, activation = cell.dense
+        source = _dense(chain, source, width, activation)
     addends = [source]
     for anchor, its in (anchors[number] for number in cell.skips):
         addends.append(anchor if its == width else _dense(chain, anchor, width, "none"))

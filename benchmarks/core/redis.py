@@ -164,6 +164,15 @@ class RedisQueries:
                 self._redis.hincrby(REFERENCES, best[3], 1)
         return None if best is None else RedisMatch(best[3], best[0], best[1])
 
+    def release(self, key: str) -> bool:
+        """Drop a reference to an architecture. Returns whether it was the last one, which removes it."""
+        with self._writing():
+            if self._redis.hincrby(REFERENCES, key, -1) > 0:
+                return False
+            removal = self._redis.pipeline(transaction=False)
+            removal.hdel(REFERENCES, key).lrem(PUBLISHED, 0, key).delete(f"graph:{key}", f"lock:{key}").execute()
+            return True
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         self._take(self._read)

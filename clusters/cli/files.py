@@ -35,7 +35,7 @@ def export(
     from ...store.archive import interchange
 
     interchange.format_of(file)  # what is wrong with it is said before anybody is asked
-    with connected(name, address, scheduler) as repository, console(stderr=True).status("writing"):
+    with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         repository.export(info.ref, file)
     if as_json:
@@ -71,7 +71,7 @@ def import_(
     The architecture, quality and metadata are read from the file, if the file contains them.
     """
     given: dict[str, Any] = {"parent": parent, "quality": quality}
-    with connected(name, address, scheduler) as repository, console(stderr=True).status("saving"):
+    with connected(name, address, scheduler) as repository:
         said = {key: value for key, value in given.items() if value is not None}
         saved = repository.import_(file, model, timeout=timeout, **said)
     _tell(saved.ref, saved.bytes_written, saved.bytes_inherited, as_json)

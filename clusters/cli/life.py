@@ -161,9 +161,8 @@ def up(
         with joined(place) as cluster:
             with progress.status(f"waiting for {words.count(wait_nodes, 'node')}"):
                 await_nodes(cluster, wait_nodes, NODES_S)
-            with progress.status("starting the repository"):
-                options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
-                repository = Repository.start(name, engine=cluster, **options)
+            options: Any = {"shards": shards, "path": path, "replicas": replicas, **policies}
+            repository = Repository.start(name, engine=cluster, **options)
             stats = repository.stats()
             new = repository.started_here
             repository.leave()
@@ -264,8 +263,7 @@ def _end_ray(found: list[Machine], others: list[str]) -> tuple[bool, str | None]
 def _flush(repository: Repository, force: bool) -> str | None:
     """Write what waits for the path; with `force`, give what went wrong."""
     try:
-        with console(stderr=True).status("writing pending versions to disk"):
-            repository.flush(FLUSH_S)
+        repository.flush(FLUSH_S)
     except TensorVineError as exc:
         if not force:
             raise

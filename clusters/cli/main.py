@@ -1,4 +1,4 @@
-"""The command line: `tensorvine up | status | top | ls | show | lineage | wait | export | import | ... | down`.
+"""The command line: `tensorvine up | status | top | ls | show | lineage | diff | wait | export | import | ... | down`.
 
 Rules
 - An error of the one tree is one line on standard error and exit code 1; wrong usage is exit code 2.
@@ -17,34 +17,39 @@ from typing import Annotated
 
 import typer
 
-from ...store.errors import TensorVineError
+from ...store.errors import TensorVineError, shown
 from ..client import say_error
 from .cluster_files import cluster_files
 from .completion import Commands, without_urls
+from .diff import diff
 from .files import export, import_
 from .life import down, up
 from .lineage import lineage
 from .look import ls, repos, show, status
+from .metrics import metrics
 from .models import retire, wait
 from .sizes import ray_sizes
 from .top import top
 from .upkeep import flush, scale
 from .verify import verify
+from .web import web
 
 _OURS = __name__.partition(".")[0]
 _HELP = "Start, inspect, change and stop a model repository on a Ray or Dask cluster."
 _COMMANDS = (
-    *(up, repos, status, top, ls, show, lineage, verify, export, import_, wait, retire, scale, flush, down),
+    *(up, repos, status, top, ls, show, lineage, diff, verify, export, import_, wait, retire, scale, flush, down),
+    metrics,
+    web,
     cluster_files,
     ray_sizes,
 )
 
 
 class _OneLine(logging.Formatter):
-    """Writes a message in one line, however many an error of Ray has in it."""
+    """Writes a message in one line, however many an error of Ray has in it, and escapes what does not print."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split())
+        return shown(" ".join(super().format(record).split()))
 
 
 def application() -> typer.Typer:

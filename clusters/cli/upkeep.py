@@ -38,8 +38,7 @@ def scale(
     """
     count = count_from(shards)
     with connected(name, address, scheduler) as repository:
-        with console(stderr=True).status("moving tensors"):
-            report = repository.scale(count, timeout)
+        report = repository.scale(count, timeout)
         known = repository.name
     if as_json:
         print_json({"repository": known, **asdict(report)})
@@ -58,8 +57,7 @@ def flush(
 ) -> None:
     """Wait until all versions committed so far are written to the repository's path."""
     with connected(name, address, scheduler) as repository:
-        with console(stderr=True).status("writing pending versions to disk"):
-            repository.flush(timeout)
+        repository.flush(timeout)
         known = repository.name
     if as_json:
         print_json({"repository": known, "on_disk": True})

@@ -30,13 +30,12 @@ def verify(
     The command checks the manifest of each version, and the checksum and owner of each tensor. The owner must be the
     version itself or an ancestor of the version. The exit code is 1 if a problem is found.
     """
-    from rich.progress import track
+    from ...actors.client.progress import each
 
     out = console()
     with connected(name, address, scheduler) as repository:
         refs = repository.models() if model is None else [repository.info(model).ref]
-        shown = console(stderr=True)
-        progress = track(refs, "checking", console=shown, transient=True, disable=not shown.is_terminal)
+        progress = each(refs, f"verify of {repository.name}", "versions", len(refs))
         unread = repository.unreadable() if model is None else []
         wrong = [problem for ref in progress for problem in _problems(repository, ref, asked=model is not None)]
     problems = [*unread, *wrong]

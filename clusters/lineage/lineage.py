@@ -15,14 +15,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
+from ...store import html
 from ...store.errors import ModelNotFoundError
 from ...store.facts import Json
 from ...store.graphs.graph import ModelGraph
 from ...store.refs import Model, ModelRef
 from ...store.versions.manifest import ModelInfo
+from .. import words
 
 MOST_DESCENDANTS = 60
 """How many a report follows; others are counted only."""
+HTML_WIDTH = 60
+"""Characters for the names of layers in a notebook."""
 SHORTEST_GAP = 3
 """As many ancestors in a row that wrote nothing of a version are told as one."""
 
@@ -132,6 +136,16 @@ class Lineage:
     """Number of tensors of the reported version."""
     unfollowed: int = 0
     """Number of live descendants that are not in `descendants`."""
+
+    def _repr_html_(self) -> str:
+        columns = ("", "version", "parent", "quality", "tensors", "layers")
+        rows: list[tuple[object, ...]] = []
+        for role, relatives in (("ancestor", self.ancestors), ("descendant", self.descendants)):
+            for one in relatives:
+                kind = "itself" if one.ref == self.ref else role if one.live else f"{role}, retired"
+                layers = words.listed(one.layers, HTML_WIDTH)
+                rows.append((kind, one.ref, one.parent, words.quality(one.quality), one.tensors, layers))
+        return html.table(f"Lineage of {self.ref}, {self.tensors:,} tensors", columns, rows)
 
     @property
     def model(self) -> Relative:

@@ -1,4 +1,4 @@
-"""The model: a curve as a sum of cosines whose weights are learned. It needs NumPy only."""
+"""The model: a curve as a sum of cosines with trained weights. It needs NumPy only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ POINTS = 256
 
 
 def truth(x: np.ndarray) -> np.ndarray:
-    """Return the curve that is to be learned."""
+    """Return the true curve."""
     return np.sin(3 * x) + 0.5 * np.cos(7 * x)
 
 
 class Wave:
-    """The model, as a consumer serves it."""
+    """The model of a consumer."""
 
     def assign(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Take a version."""
+        """Use the tensors of a version."""
         self._tensors = dict(tensors)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ class Wave:
 
 
 class Training:
-    """Learns the weights by gradient descent; frequencies and phases never change."""
+    """Trains the weights by gradient descent. Frequencies and phases do not change."""
 
     def __init__(self, seed: int = 7) -> None:
         random = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Training:
         self._inputs, self._outputs = cosines(x, self.tensors), truth(x)
 
     def learn(self, steps: int) -> float:
-        """Go on for some steps, and give the error that is left: the root of the mean square."""
+        """Train some steps, and return the root of the mean squared error."""
         for _ in range(steps):
             left = self._inputs @ self.tensors["weights"] - self._outputs
             self.tensors["weights"] -= self._inputs.T @ left / POINTS

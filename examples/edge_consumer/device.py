@@ -1,7 +1,7 @@
 """The device: follows a model through Redis and answers with it, without Ray.
 
-It takes the server's URL from the environment, for it may hold a password, and from its arguments the names of
-repository and model, and the last version.
+The URL of the server comes from the environment, because it can contain a password. The arguments are the names of the
+repository and of the model, and the number of the last version.
 """
 
 import os
@@ -15,11 +15,11 @@ from tensorvine.actors import EdgeConsumer
 URL = "EDGE_CONSUMER_REDIS"
 PATIENCE_S = 60.0
 ASK_S = 0.05
-"""How often it is asked when nothing new comes."""
+"""Seconds between two answers if there is no new version."""
 
 
 def main(repository: str, name: str, until: int) -> None:
-    """Answer, and print each version that it is told of, up to number `until`."""
+    """Answer, and print each new version, up to number `until`."""
     x = np.linspace(-2, 2, 50, dtype=np.float32)
     answers, ref = 0, None
     with EdgeConsumer(os.environ[URL], name, Wave, repository=repository) as consumer:
@@ -27,7 +27,7 @@ def main(repository: str, name: str, until: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while (ref is None or ref.version < until) and time.monotonic() < deadline:
             newest = consumer.wait_newer(ref.version if ref is not None else 0, timeout=ASK_S)
-            told = time.time()
+            notified = time.time()
             if newest is not None:
                 ref = newest
                 consumer.wait_for(ref.version)
@@ -35,8 +35,8 @@ def main(repository: str, name: str, until: int) -> None:
                 saved = consumer.info(ref).created.timestamp()  # by the same clock, as this is the same machine
                 error = float(np.sqrt(np.mean((consumer.infer(x).outputs - truth(x)) ** 2)))
                 print(
-                    f"device: {ref!s:<8} told {1e3 * (told - saved):7.2f} ms after it was saved, "
-                    f"answers {1e3 * (swapped - told):6.2f} ms later; error {error:.4f}"
+                    f"device: {ref!s:<8} notified {1e3 * (notified - saved):7.2f} ms after it was saved, "
+                    f"answers {1e3 * (swapped - notified):6.2f} ms later; error {error:.4f}"
                 )
                 deadline = time.monotonic() + PATIENCE_S
             elif ref is not None:

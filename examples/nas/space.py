@@ -1,249 +1,127 @@
-"""What is searched: a space is a list of decisions, a candidate is one option for each.
+"""The ATTN cell space, its candidates as PyTorch models, and the data (EvoStore, section 5.3; AgEBO-Tabular).
 
-Rules
-- A candidate is a tuple of option numbers, one per decision, in the decisions' order; it is JSON as a list.
-- A space also says what the options mean for the shapes: `check` walks a candidate and names the decision whose option
-  cannot be built. `validate` does so for every option of every decision before a search begins.
-- Widths are a parameter: the same number of options at a size that a CPU trains.
+A candidate is a chain of sub-graphs of three cells. A cell applies a dense layer or the identity to the output of the
+cell before it, adds up to three anchors (the input of the sub-graph and the outputs of its cells), each through a
+projection if its width differs, and ends with a relu.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from tensorvine.store.errors import GraphError
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from deephyper.hpo import HpProblem
+
+UNITS, SMALL_UNITS = range(50, 2000, 25), range(8, 242, 3)
+"""Widths of a dense layer: as published, and as many that are about an eighth as wide, for a CPU."""
+ACTIVATIONS = {"none": nn.Identity, "swish": nn.SiLU, "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+CELLS = 3
 Candidate = tuple[int, ...]
 """Number of the option that each decision takes."""
-
-UNITS = range(50, 2000, 25)
-"""Widths of a dense layer in the ATTN space, as published."""
-SMALL_UNITS = range(8, 242, 3)
-"""As many, about an eighth as wide: for a CPU."""
-ACTIVATIONS = ("none", "swish", "relu", "tanh", "sigmoid")
-CELLS = 3
-"""Of one sub-graph; each cell may skip to the sub-graph's input and to the cells before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One choice that a candidate makes."""
-
-    name: str
-    options: tuple[Any, ...]
-    """What may be chosen: JSON-like values, no two the same."""
-
-
-class Space(Protocol):
-    """What a search needs to know of its space."""
-
-    name: str
-    decisions: tuple[Decision, ...]
-
-    def check(self, candidate: Candidate) -> None:
-        """See that a candidate can be built.
-
-        Raises:
-            GraphError: it cannot; names the decision.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A dense layer."""
-
-    units: int
-    activation: str
+Data = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Features (N, F) float32 for training and for the quality, and the classes (N,) of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A dense layer, or the identity, plus what is skipped to."""
+    """A cell of a candidate."""
 
-    dense: Dense | None
-    """None: the identity."""
+    dense: tuple[int, str] | None
+    """Width and activation of its dense layer. None: the identity."""
     skips: tuple[int, ...]
-    """Numbers of the anchors that are added: 0 is the sub-graph's input, n the output of its n-th cell."""
+    """Numbers of the added anchors: 0 is the sub-graph's input, n the output of its n-th cell."""
 
 
 class AttnSpace:
-    """The ATTN cell space (EvoStore, section 5.3; AgEBO-Tabular): a chain of dense cells with skips.
+    """The space: 2 sub-graphs give 18 decisions and 1.46e19 candidates, 6 give 54 and the paper's 3.1e57.
 
-    In the space that AgEBO-Tabular's authors publish, each input has a sub-graph, their outputs are concatenated, and
-    one more sub-graph follows: ATTN has one input, so its sub-graphs follow one another. A cell takes the output of the
-    one before it, puts a dense layer or nothing in between, adds up to three anchors, each through a projection where
-    its width differs, and ends with a relu.
-
-    Args:
-        subgraphs: 2 gives 18 decisions and 1.46e19 candidates, 6 gives 54 and the paper's 3.1e57.
-        units: widths of a dense layer.
-
-    >>> space = AttnSpace(2, UNITS)
-    >>> len(space.decisions), len(space.decisions[0].options), f"{size_of(space):.3g}"
-    (18, 391, '1.46e+19')
-    >>> f"{size_of(AttnSpace(6, SMALL_UNITS)):.2g}"
-    '3.1e+57'
+    >>> space = AttnSpace(2)
+    >>> len(space.decisions), len(space.decisions[0])
+    (18, 391)
     """
 
     def __init__(self, subgraphs: int = 2, units: Sequence[int] = SMALL_UNITS) -> None:
-        self.name = f"attn-{subgraphs}"
         self.subgraphs = subgraphs
-        dense = ("identity", *((width, activation) for width in units for activation in ACTIVATIONS))
-        decisions: list[Decision] = []
-        for graph in range(subgraphs):
-            for cell in range(CELLS):
-                where = f"sub-graph {graph + 1}, cell {cell + 1}"
-                decisions.append(Decision(f"{where}: dense", dense))
-                decisions += [Decision(f"{where}: skip to {_anchor(n)}", (False, True)) for n in range(cell + 1)]
-        self.decisions = tuple(decisions)
+        dense = (None, *((width, activation) for width in units for activation in ACTIVATIONS))
+        graph = [options for cell in range(CELLS) for options in (dense, *[(False, True)] * (cell + 1))]
+        self.decisions = subgraphs * graph
+        """The options of each decision: the dense layer of a cell, then each of its anchors."""
 
-    def chain(self, candidate: Candidate) -> Iterator[tuple[Cell, ...]]:
-        """Return the sub-graphs of a candidate, from the input on, each as its cells; one takes what the other gives.
+    def problem(self) -> HpProblem:
+        """Return the space as DeepHyper's problem."""
+        from deephyper.hpo import HpProblem
 
-        The anchors of a sub-graph are what it takes and the outputs of its own cells.
-        """
-        chosen = iter(chosen_of(self, candidate))
+        problem = HpProblem()
+        for place, options in enumerate(self.decisions):
+            problem.add_hyperparameter(list(range(len(options))), f"d{place:02d}")
+        return problem
+
+    def candidate(self, config: Mapping[str, object]) -> Candidate:
+        """Return the candidate of one of DeepHyper's configurations."""
+        return tuple(int(str(config[f"d{place:02d}"])) for place in range(len(self.decisions)))
+
+    def chain(self, candidate: Candidate) -> Iterator[list[Cell]]:
+        """Yield the cells of each sub-graph of a candidate."""
+        chosen = iter([options[number] for options, number in zip(self.decisions, candidate, strict=True)])
         for _ in range(self.subgraphs):
-            cells: list[Cell] = []
-            for number in range(CELLS):
-                dense = next(chosen)
-                skips = tuple(anchor for anchor in range(number + 1) if next(chosen))
-                cells.append(Cell(None if dense == "identity" else Dense(*dense), skips))
-            yield tuple(cells)
-
-    def cells(self, candidate: Candidate) -> Iterator[Cell]:
-        """Return the cells of a candidate, from the input on; a sub-graph is `CELLS` of them."""
-        for cells in self.chain(candidate):
-            yield from cells
-
-    def check(self, candidate: Candidate) -> None:
-        """See that a candidate can be built."""
-        for decision, option in zip(self.decisions, chosen_of(self, candidate), strict=True):
-            if isinstance(option, tuple) and not (option[0] > 0 and option[1] in ACTIVATIONS):
-                raise GraphError(
-                    f"decision {decision.name!r}: expected a positive width and one of {ACTIVATIONS}; found {option!r}"
-                )
+            yield [Cell(next(chosen), tuple(n for n in range(cell + 1) if next(chosen))) for cell in range(CELLS)]
 
 
-def _anchor(number: int) -> str:
-    return f"cell {number}" if number else "the input"
+class CellModule(nn.Module):
+    """A cell. `widths` are those of the anchors; the last one is the width of its input."""
+
+    def __init__(self, cell: Cell, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.width, activation = cell.dense or (widths[-1], "none")
+        self.dense = nn.Linear(widths[-1], self.width) if cell.dense else nn.Identity()
+        self.activation = ACTIVATIONS[activation]()
+        other = {n: nn.Linear(widths[n], self.width) for n in cell.skips if widths[n] != self.width}
+        self.skips = nn.ModuleDict({str(n): other.get(n, nn.Identity()) for n in cell.skips})
+        self.relu = nn.ReLU()
+
+    def forward(self, anchors: Sequence[Tensor]) -> Tensor:
+        """Return the cell's output."""
+        output = self.activation(self.dense(anchors[-1]))
+        for number, projection in self.skips.items():
+            output = output + projection(anchors[int(number)])
+        return self.relu(output)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A convolution, its activation and the pooling after it."""
+class AttnModel(nn.Module):
+    """A candidate: its cells, and a last dense layer. Maps features (N, F) to scores (N, classes)."""
 
-    kernel: int
-    """0: no convolution."""
-    activation: str
-    pool: int
-    """1: no pooling."""
+    def __init__(self, space: AttnSpace, candidate: Candidate, features: int, classes: int) -> None:
+        super().__init__()
+        self.cells, width = nn.ModuleList(), features
+        for cells in space.chain(candidate):
+            widths = [width]
+            for cell in cells:
+                self.cells.append(CellModule(cell, widths))
+                widths.append(width := self.cells[-1].width)
+        self.head = nn.Linear(width, classes)
 
-
-class Nt3Space:
-    """A small space for NT3: two convolution stages and a dense layer; 8 decisions, 624,000 candidates.
-
-    The number of decisions and of candidates are the published ones; which options make them up is our choice.
-
-    Args:
-        length: features of a sample, seen as a sequence of one channel.
-        filters: of each convolution.
-
-    >>> space = Nt3Space(60)
-    >>> len(space.decisions), size_of(space)
-    (8, 624000)
-    """
-
-    def __init__(self, length: int, filters: int = 8) -> None:
-        self.name = "nt3"
-        self.length, self.filters = length, filters
-        activations = ("none", "relu", "tanh", "sigmoid")
-        kernels, widths = (0, 3, 4, 5, 6), (*range(10, 70, 10), *range(80, 200, 20), 200)
-        self.decisions = (
-            Decision("stage 1: kernel", kernels),
-            Decision("stage 1: activation", activations),
-            Decision("stage 1: pooling", (1, 2, 3, 4, 5)),
-            Decision("stage 2: kernel", kernels),
-            Decision("stage 2: activation", activations),
-            Decision("stage 2: pooling", (1, 2, 3, 4, 5, 6)),
-            Decision("dense: units", widths),
-            Decision("dense: activation", activations),
-        )
-
-    def parts(self, candidate: Candidate) -> tuple[Stage, Stage, Dense]:
-        """Return what a candidate is made of."""
-        first, second, last = (chosen_of(self, candidate)[i : i + 3] for i in (0, 3, 6))
-        return Stage(*first), Stage(*second), Dense(*last)
-
-    def check(self, candidate: Candidate) -> None:
-        """See that a candidate can be built: what a convolution or a pooling takes must be there."""
-        length = self.length
-        for number, stage in enumerate(self.parts(candidate)[:2], 1):
-            for what, needs in (("kernel", stage.kernel), ("pooling", stage.pool)):
-                if needs > length:
-                    raise GraphError(
-                        f"decision 'stage {number}: {what}': expected at most {length}, the length of its input; "
-                        f"found {needs}"
-                    )
-                length = length // needs if what == "pooling" else length - max(needs - 1, 0)
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the scores."""
+        anchors = [features]
+        for place, cell in enumerate(self.cells):
+            anchors = anchors[-1:] if place % CELLS == 0 else anchors
+            anchors.append(cell(anchors))
+        return self.head(anchors[-1])
 
 
-def chosen_of(space: Space, candidate: Candidate) -> tuple[Any, ...]:
-    """Return the options that a candidate chose.
+def load(name: str, seed: int) -> Data:
+    """Load a data set of scikit-learn: digits, breast_cancer or wine."""
+    from sklearn import datasets
+    from sklearn.model_selection import train_test_split
 
-    Raises:
-        GraphError: it has too few or too many, or a number that names no option.
-    """
-    if len(candidate) != len(space.decisions):
-        raise GraphError(f"space {space.name!r}: expected {len(space.decisions)} decisions; found {len(candidate)}")
-    for decision, number in zip(space.decisions, candidate, strict=True):
-        if not 0 <= number < len(decision.options):
-            raise GraphError(
-                f"decision {decision.name!r}: expected an option 0 to {len(decision.options) - 1}; found {number}"
-            )
-    return tuple(decision.options[number] for decision, number in zip(space.decisions, candidate, strict=True))
-
-
-def size_of(space: Space) -> int:
-    """Count the candidates."""
-    return math.prod(len(decision.options) for decision in space.decisions)
-
-
-def validate(space: Space) -> None:
-    """See that a space can be searched: something to choose everywhere, and every option can be built.
-
-    Each option is tried with the first and with the last option of all other decisions. What else cannot be built is
-    found when it is drawn, and costs that candidate.
-
-    Raises:
-        GraphError: names the decision.
-    """
-    if not space.decisions:
-        raise GraphError(f"space {space.name!r}: expected decisions; found none")
-    for decision in space.decisions:
-        if len(decision.options) < 2 or len(set(decision.options)) < len(decision.options):
-            raise GraphError(
-                f"decision {decision.name!r}: expected two or more options, all different; found {decision.options!r}"
-            )
-    last = [len(decision.options) - 1 for decision in space.decisions]
-    for others in ([0] * len(last), last):
-        for place, decision in enumerate(space.decisions):
-            for option in range(len(decision.options)):
-                space.check((*others[:place], option, *others[place + 1 :]))
-
-
-def draw(space: Space, rng: random.Random) -> Candidate:
-    """Draw a candidate, all alike."""
-    return tuple(rng.randrange(len(decision.options)) for decision in space.decisions)
-
-
-def mutate(space: Space, candidate: Candidate, rng: random.Random) -> Candidate:
-    """Change exactly one decision to another option."""
-    place = rng.randrange(len(candidate))
-    other = rng.randrange(len(space.decisions[place].options) - 1)
-    return (*candidate[:place], other + (other >= candidate[place]), *candidate[place + 1 :])
+    features, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
+    train, test, answers, truth = train_test_split(features, labels, test_size=0.2, stratify=labels, random_state=seed)
+    scale = np.where(train.std(axis=0) > 0, train.std(axis=0), 1)
+    train, test = (torch.from_numpy(((part - train.mean(axis=0)) / scale).astype(np.float32)) for part in (train, test))
+    return train, test, torch.from_numpy(answers), torch.from_numpy(truth)

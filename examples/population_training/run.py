@@ -1,54 +1,41 @@
-"""Population-based training whose exploit is a fork in memory, beside Ray Tune's, whose exploit goes through files.
+"""Population-based training with Ray Tune, whose checkpoints are versions in a repository, beside files.
 
 What it shows
-1. A population of four trainings of the same network, in NumPy on scikit-learn's digits, begins with learning rates
-   from far too small to far too large. After each interval the worst member is replaced by a copy of the best one,
-   with another learning rate (Jaderberg et al. 2017). The copy is `fork(winner, at_step=None, options=...)`: the
-   winner goes on training meanwhile.
-2. Ray Tune's PopulationBasedTraining does the same with the same training, beginning and number of steps: the winner
-   writes a checkpoint, and the member to be replaced reads it.
-3. A table of what the exploits of both cost, and a picture of learning rates and accuracy.
+1. Four members train the same PyTorch network on scikit-learn's digits, with learning rates from far too small to far
+   too large. After each interval Ray Tune replaces the worst member by a copy of the best one, with another learning
+   rate (Jaderberg et al. 2017).
+2. A checkpoint is the name of a version: `report(metrics, ref)` and `resumed()` of `tensorvine.actors.search.tune`. The
+   callback `Retirement` retires versions from which no member can continue.
+3. The same with checkpoints in files. A table compares the costs.
+4. Pictures of the learning rates, of the accuracy, and of the lineage of the best member.
 
-How to run it, after `pip install --group examples '.[ray,redis,tensorflow,torch,viz]'`
+How to run it, after `pip install --group examples '.[ray,redis,search,torch,viz]'`
     python examples/population_training/run.py --quick         under a minute
-    python examples/population_training/run.py --out DIR       a larger network and more steps, the picture in DIR
+    python examples/population_training/run.py --out DIR       a larger network, the pictures in DIR
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-sys.path.append(str(Path(__file__).parents[1]))  # for what the examples share, in the driver only
+sys.path.append(str(Path(__file__).parents[1]))  # for examples/shared, in the driver only
 
-from online.place import Address, Place
-from online.starting import interruptible
-
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Of NumPy in each member, as four share few cores; its libraries read them when they are imported."""
+from shared.place import Address, Named, Place
+from shared.starting import interruptible
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="a smaller network and fewer steps")] = False,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the picture goes")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder of the pictures")] = Path(
         "out/population_training"
     ),
     address: Address = None,
-    repository: Annotated[
-        str | None,
-        typer.Option(
-            "--repository",
-            metavar="NAME",
-            help="save the best member of the forks there, as population_training-RUN/best: join this repository, or "
-            "start it under this name for as long as the example runs. Without it nothing is saved",
-        ),
-    ] = None,
+    repository: Named = None,
 ) -> None:
-    """Train a population by forks in memory, and by Ray Tune's checkpoints."""
+    """Train a population with Ray Tune, with checkpoints in a repository and in files."""
     with interruptible():
-        os.environ |= THREADS
         from job import run
 
         run(quick=quick, out=out, place=Place("population_training", address, repository))

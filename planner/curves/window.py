@@ -16,6 +16,7 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
+from ...store import html
 from .losses import Curve, Floats, UpdateCosts, arrivals, checked_inferences, inferences_per_version, loss_at
 
 
@@ -33,6 +34,17 @@ class Schedule:
     """Number of iterations between checkpoints. None if the schedule has no fixed interval."""
     predicted_loss: float
     """Predicted sum of the losses of all inferences, in the unit of the loss curve. NaN if there is no prediction."""
+
+    def _repr_html_(self) -> str:
+        chosen = self.iterations
+        values = {
+            "checkpoints": f"{len(chosen):,}",
+            "first": chosen[0] if chosen else None,
+            "last": chosen[-1] if chosen else None,
+            "interval": self.interval,
+            "predicted loss": f"{self.predicted_loss:.6g}",
+        }
+        return html.facts("Schedule", values.items())
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,6 +185,18 @@ class Stream:
         """Record the duration of an inference. `seconds_per_inference` must be above 0."""
         self._note("inference", seconds_per_inference)
 
+    def sampled(self, most: int) -> list[tuple[int, float]]:
+        """Return at most `most` of the recorded losses as pairs (iteration, loss): evenly spaced, up to the last one.
+
+        >>> stream = Stream(PlanRequest())
+        >>> stream.observe(1, [5.0, 4.0, 3.0, 2.0, 1.0])
+        >>> stream.sampled(3)
+        [(1, 5.0), (3, 3.0), (5, 1.0)]
+        """
+        step = max(-(-len(self._losses) // most), 1)
+        first = (len(self._losses) - 1) % step
+        return list(zip(self._iterations[first::step], self._losses[first::step], strict=True))
+
     @property
     def costs(self) -> UpdateCosts | None:
         """The measured durations of training, updates and inference.

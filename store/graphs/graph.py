@@ -26,6 +26,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, cast
 
+from .. import html
 from ..bounds import jsontext
 from ..bounds.allowance import allowed
 from ..errors import CorruptDataError, GraphError
@@ -115,6 +116,12 @@ class ModelGraph:
 
     def __repr__(self) -> str:
         return f"ModelGraph({len(self.layers)} layers, {self.fingerprint.hex()[:12]})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (one.name, one.config.get("class"), ", ".join(one.inputs), ", ".join(one.tensors)) for one in self.layers
+        )
+        return html.table(repr(self), ("layer", "class", "inputs", "tensors"), rows, len(self.layers))
 
     @cached_property
     def by_name(self) -> Mapping[str, Layer]:

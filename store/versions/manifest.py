@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +26,10 @@ from ..errors import CorruptDataError, OptionError, TensorMismatchError
 from ..refs import ModelRef
 from ..segments.segment import SegmentId
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _COLUMNS = ("name", "dtype", "shape", "nbytes", "owner", "segment", "slot")
+HeaderRow = tuple[str, int, tuple[str, int] | None, float | None, int, int, int, str | None]
+"""Name, version, parent, quality, time in ns, bytes owned, bytes in all, codec."""
 _Row = tuple[str, int, list[int], int, int, int, int]
 
 
@@ -64,6 +68,14 @@ class Header:
     codec: str | None = None
     """Codec of the bytes that this version has on disk; None: as they are, or not on disk at all."""
 
+    def row(self) -> HeaderRow:
+        """Return the header without metadata and graph, as a tuple: many of them are sent at once."""
+        parent = (self.parent.name, self.parent.version) if self.parent is not None else None
+        return (
+            *(self.ref.name, self.ref.version, parent, self.quality, self.created_ns),
+            *(self.bytes_owned, self.bytes_total, self.codec),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -97,6 +109,21 @@ class ModelInfo:
             bytes_owned=header.bytes_owned,
             bytes_total=header.bytes_total,
             codec=header.codec,
+        )
+
+    @classmethod
+    def of_row(cls, row: HeaderRow) -> ModelInfo:
+        """Create a `ModelInfo` without metadata from the row of a header."""
+        name, version, parent, quality, created_ns, bytes_owned, bytes_total, codec = row
+        return cls(
+            ref=ModelRef(name, version),
+            parent=ModelRef(*parent) if parent is not None else None,
+            quality=quality,
+            metadata=_NONE,
+            created=datetime.fromtimestamp(created_ns / 1e9, UTC),
+            bytes_owned=bytes_owned,
+            bytes_total=bytes_total,
+            codec=codec,
         )
 
 

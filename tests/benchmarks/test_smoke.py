@@ -24,6 +24,7 @@ SHARED = {
     "growth": 6,
     "pages": 5,
     "codec": 7,
+    "patches": 18,
     "persist": 22,
     "notify": 4,
     "consumers": 5,
@@ -32,6 +33,7 @@ SHARED = {
     "collective": 6,
     "elastic": 2,
     "fork": 1,
+    "metrics": 2,
 }
 """Benchmarks that run on the shared Ray, and how many rows each has at least."""
 OWN = {"start": 3, "staging": 5, "update_latency": 4, "calls": 8, "weak_scaling": 2, "engines": 7, "links": 6, "nas": 4}

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from tests.support.commands import on, run
 
 COMMANDS = ("up", "status", "top", "ls", "show", "lineage", "verify", "export", "import", "wait", "retire", "scale")
-COMMANDS += ("flush", "down")
+COMMANDS += ("flush", "down", "diff", "metrics", "web")
 CHANGING = [["flush"], ["scale", "2"], ["retire", "m"], ["export", "m", "m.arrow"], ["import", "m.arrow", "m"]]
 WAIT_S = 200.0
 MODEL = ModelGraph(
@@ -232,6 +232,17 @@ class TestLooking:
             "stem": "net@1",
             "head": "net@2",
         }
+
+    def test_diff_shows_what_changed(self, filled: Repository) -> None:
+        code, out, _ = on(filled, "diff", "net@1", "net@2", "--histogram", "3")
+        assert code == 0
+        assert "net@1 and net@2: 1 equal, 1 changed, 0 new, 0 gone" in out
+        (line,) = [line for line in out.splitlines() if "head/w" in line]
+        assert line.split()[-2:] == ["100.00%", "4"]
+        assert "█" in line
+        told = json.loads(on(filled, "diff", "net", "other", "--json")[1])
+        assert (told["a"], told["new"], told["gone"]) == ("net@2", ["x"], ["stem/w", "head/w"])
+        assert told["changed"] == {}
 
     def test_repos_lists_what_runs(self, filled: Repository) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
 from tensorvine.actors import Repository
 from tensorvine.clusters.nodes import check_there
 from tensorvine.store.errors import RepositoryNotFoundError
@@ -142,16 +140,6 @@ def test_down_leaves_others_and_the_cluster(up: str, dask: DaskProcesses) -> Non
         check_there(repository.engine, "default")
         with pytest.raises(RepositoryNotFoundError, match=r"'other'.*it was stopped"):
             check_there(repository.engine, "other")
-
-
-def test_the_dashboard_has_a_page_about_it_without_bokeh(up: str) -> None:
-    with Client(up, set_as_default=False) as client:
-        port = client.scheduler_info()["services"]["dashboard"]
-    for prefix in ("", "/behind/a/proxy"):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{prefix}/tensorvine", timeout=WAIT_S) as answer:
-            text = answer.read().decode()
-        for name in ("Nodes: 2", "default/planner", "default/shard-0", "running"):
-            assert name in text
 
 
 def test_nodes_that_do_not_come_are_waited_for_in_vain(up: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C while an example is in a framework's code, and while Python is in a finalizer."""
+"""Ctrl-C while Python is in a finalizer."""
 
 from __future__ import annotations
 
@@ -6,37 +6,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import typer
 
-from examples.finetune.interrupt import Interrupts
-from examples.online.starting import INTERRUPTED, interruptible
-
-
-def test_ctrl_c_waits_for_the_framework_but_a_second_one_does_not() -> None:
-    reached: list[str] = []
-
-    def work(interrupts: Interrupts) -> None:
-        with interrupts.deferred():
-            interrupts.check()
-            signal.raise_signal(signal.SIGINT)
-            reached.append("what must not be interrupted")
-            interrupts.check()
-            reached.append("what comes after a check")
-
-    with Interrupts().handled() as interrupts:
-        with pytest.raises(KeyboardInterrupt):
-            work(interrupts)
-        assert reached == ["what must not be interrupted"]
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    with Interrupts().handled() as interrupts:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)  # not deferred
-        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
-            signal.raise_signal(signal.SIGINT)  # the second
+from examples.shared.starting import INTERRUPTED, interruptible
 
 
 @pytest.fixture
@@ -48,8 +22,7 @@ def default_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("default_ctrl_c")
-@pytest.mark.parametrize("handled", [False, True], ids=["by Python", "by Interrupts"])
-def test_ctrl_c_that_comes_in_a_finalizer_is_raised_after_it(handled: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_that_comes_in_a_finalizer_is_raised_after_it(capfd: pytest.CaptureFixture[str]) -> None:
     class Dying:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
@@ -57,7 +30,7 @@ def test_ctrl_c_that_comes_in_a_finalizer_is_raised_after_it(handled: bool, capf
     hook, reached = sys.unraisablehook, list[str]()
 
     def work() -> None:
-        with interruptible(), Interrupts().handled() if handled else nullcontext():
+        with interruptible():
             Dying()
             reached.append("the finalizer's KeyboardInterrupt is lost")
             threading.Event().wait(60)

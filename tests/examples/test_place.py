@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,10 +20,9 @@ from tensorvine.clusters import LocalCluster
 from tensorvine.planner.owner import Owner
 from tensorvine.store.errors import RepositoryNotFoundError
 
-from examples.nas.journal import Told, read
-from examples.online import place
-from examples.online.place import AUTO, Place
-from examples.online.starting import TERMINATED
+from examples.shared import place
+from examples.shared.place import AUTO, Place
+from examples.shared.starting import TERMINATED
 from tests.support import example_runs
 from tests.support.example_runs import ROOT, address, await_line
 from tests.support.marked import MARK, outlive
@@ -51,9 +47,6 @@ class TestNames:
         own, other = Place("nas", AUTO), Place("nas")
         assert own.prefix == other.prefix == ""
         assert own.repository != other.repository
-
-    def test_examples_in_docstrings_run(self) -> None:
-        assert doctest.testmod(place) == (0, 2)
 
 
 class TestJob:
@@ -176,25 +169,6 @@ class TestSigterm:
         assert f"{name}/planner" in actors()
         stop(process)
         assert [actor for actor in actors() if actor.startswith(name)] == []
-        assert outlive(mark) == []
-
-    def test_a_search_in_one_that_was_joined_ends(self, repository: Repository, mark: str, tmp_path: Path) -> None:
-        options = ("--address", address(), "--repository", repository.name, "--workers", "1", "--candidates", "1000")
-        process = example_runs.start("nas", mark, "--out", str(tmp_path), *options, modules="torch")
-        journal = tmp_path / "repository" / "journal.jsonl"
-        deadline = time.monotonic() + example_runs.LIMIT_S
-        while (
-            not (journal.exists() and b"\n" in journal.read_bytes())
-            or sum(isinstance(event, Told) for event in read(journal)[1]) < 10
-        ):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        stop(process)
-        plan, _ = read(journal)
-        assert len(repository.models(f"{plan.name}/")) >= plan.population
-        assert len(repository.models()) == len(repository.models(f"{plan.name}/"))
-        assert_usable(repository)
         assert outlive(mark) == []
 
 

@@ -304,6 +304,8 @@ class SimulatedEngine:
         if actor is not None:
             _cluster().end(_cluster().actors[actor.number])
 
+    def show(self, gauges: Mapping[str, float], labels: Mapping[str, str]) -> None: ...
+
     def reserve(self, name: str, node: str, nbytes: int, *, wait: bool = True) -> bool:
         assert name not in _cluster().reserved, name
         _cluster().reserved[name] = node

@@ -102,8 +102,3 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def node_name(pid: int) -> str:
-    """Return the name of the node that a process was started for."""
-    return psutil.Process(pid).environ()["DASK_TENSORVINE__NODE"]

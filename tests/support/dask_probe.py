@@ -31,7 +31,7 @@ class DaskProbe:
     async def facts(self) -> dict[str, Any]:
         loaded = [name for name in ("ray", "distributed") if name in sys.modules]
         return {
-            "pid": os.getpid(), "template": os.getppid(), "agent": psutil.Process(os.getppid()).ppid(),
+            "pid": os.getpid(), "template": os.getppid(), "host": psutil.Process(os.getppid()).ppid(),
             "node": self._engine.this_node(), "loaded": loaded,
             "restarted": self._engine.restarted(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "trimming": os.environ.get("MALLOC_TRIM_THRESHOLD_"),

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 _ON_RAY = "the same on Ray"
 _OTHERS = "the same with other parameters"
 _STEPS = "the same at other steps"
-_ONLINE = "its parts: test_online_examples.py; what it trains and answers by: tests/actors/updates"
+_ONLINE = "what it is made of: tests/actors/updates, tests/actors/search/test_search_tune.py"
 _SMALLER = "the same on raylets of one machine, without cuts: tests/actors/planner/test_nodes.py"
 
 LONG: Mapping[str, str] = {
@@ -57,19 +57,13 @@ LONG: Mapping[str, str] = {
     r"tests/clusters/test_cli_own_ray.py::": "test_cli.py, on a Ray that runs",
     r"tests/clusters/test_install.py::test_what_was_left_half_made": "the others there",
     r"tests/clusters/test_job_scripts.py::TestJobs::": "the scripts' text, and their commands",
-    r"tests/examples/test_autoscaler.py::": _SMALLER,
+    r"tests/clusters/web/test_browser_many.py::": "test_browser.py; the window: test_lineage_window.py",
     r"tests/examples/test_edge_example.py::test_a_server": "test_a_device_without_ray, of the same example",
-    r"tests/examples/test_finetune.py::test_ctrl_c": "test_interrupts.py, and Ctrl-C in test_edge_example.py",
-    r"tests/examples/test_finetune.py::test_it_runs_without_ray": _ON_RAY,
-    r"tests/examples/test_fork_training.py::": "what it forks by: tests/actors/training/test_fork.py",
-    r"tests/examples/test_nas_dask.py::test_(a_worker|workers)": "test_nas_search.py, on Ray",
-    r"tests/examples/test_nas_resume.py::": "test_nas_journal.py",
-    r"tests/examples/test_nas_run.py::": "the same on Dask: test_nas_dask.py",
-    r"tests/examples/test_nas_search.py::test_a_search_with_files": "the same in memory",
-    r"tests/examples/test_online_cancer.py::": _ONLINE,
-    r"tests/examples/test_online_ptychography.py::": _ONLINE,
-    r"tests/examples/test_place.py::TestSigterm::test_a_search": "test_one_that_was_started",
-    r"tests/examples/test_population_training.py::test_it_runs": "fork_training, and what it forks by",
+    r"tests/examples/test_nas.py::test_nodes": _SMALLER,
+    r"tests/examples/test_nas.py::test_a_search_that_is_killed.*\[tune": "DeepHyper runs it; its file is tested alone",
+    r"tests/examples/test_smoke.py::test_ctrl_c.*\[Starting": "Ctrl-C a little later",
+    r"tests/examples/test_smoke.py::test_finetune": _ON_RAY,
+    r"tests/examples/test_smoke.py::test_it_runs.*\[(online|population)": _ONLINE,
     r"tests/fuzz/test_runner.py::test_readers_of_files": "test_fuzz.py, where nothing is found",
     r"tests/hosts/test_clocks.py::": "the simulation, whose clock of the day is set forward and back",
     r"tests/hosts/test_cuts.py::TestASecond::test_changes.*\[(join-(1-2|1-3|1>3)|drain-(1-2|2-3|1>3))": _OTHERS,
@@ -83,6 +77,7 @@ LONG: Mapping[str, str] = {
     r"tests/hosts/test_placement.py::": "its rules: tests/planner/test_placement.py; two raylets: test_two_nodes.py",
     r"tests/simulation/test_simulation.py::test_worlds_keep_the_rules\[more": "other worlds",
     r"tests/soak/test_soak.py::test_a_short_round": "the simulation",
+    r"tests/store/patches/test_patches.py::test_a_tensor_of_more": "a tensor of several blocks",
     r"tests/test_warm_workers.py::test_workers_that_are_forked.*\[(deephyper|ray.tune)": "ray.util.collective",
     r"tests/test_wheel.py::TestAlone::test_a_repository_runs_on_dask": "the same with Ray",
     r"tests/test_wheel.py::TestAlone::.*\[3.1[23]": "the same on Python 3.11",

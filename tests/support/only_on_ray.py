@@ -22,9 +22,7 @@ ONLY_ON_RAY: Mapping[str, str] = {
     "tests/benchmarks/": f"{_ACTORS}; `benchmarks engines` measures both engines",
     "tests/clusters/test_cli.py": f"{_PROGRAMS}; those of test_cli_dask.py join a Dask",
     "tests/clusters/test_cli_changes.py": f"{_PROGRAMS}; those of test_cli_dask.py join a Dask",
-    "tests/examples/test_finetune.py::test_it_runs_in_a_repository_of_others": f"{_PROGRAMS}; others there run on Dask",
-    "tests/examples/test_nas_deephyper.py": "DeepHyper's evaluators run on Ray",
-    "tests/examples/test_nas_search.py": "its candidates are Ray's tasks; test_nas_dask.py runs the example on Dask",
+    "tests/examples/test_smoke.py::test_it_runs_in_a_repository_of_others": f"{_PROGRAMS}; others there run on Dask",
     "tests/examples/test_place.py": _PROGRAMS,
     "tests/test_warm_workers.py": "Ray's workers",
 }

@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 import typer
 
-from examples.online.place import Place
-from examples.online.starting import interruptible
+from examples.shared.place import Place
+from examples.shared.starting import interruptible
 
 
 def main(address: str, named: str) -> None:

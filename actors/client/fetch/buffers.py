@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,6 +18,15 @@ from ....store.errors import TensorMismatchError, TensorNotFoundError
 
 _MOST_WORK = 100_000
 """Steps to find out whether two arrays that lie within one another have an element in common."""
+
+
+class Expected(NamedTuple):
+    """A tensor that is to be copied into a buffer."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    origin: object
+    """Equal for tied tensors."""
 
 
 def filled(arrays: Mapping[str, Array], into: Mapping[str, object], model: str) -> dict[str, Array]:
@@ -35,8 +44,17 @@ def filled(arrays: Mapping[str, Array], into: Mapping[str, object], model: str) 
         TensorNotFoundError: one has no buffer.
         TensorMismatchError: a buffer cannot be filled with its tensor, or has memory in common with another.
     """
-    targets: dict[str, Array] = {}
+    expected = {name: Expected(array.dtype, array.shape, _start(array)) for name, array in arrays.items()}
+    targets = targets_of(expected, into, model)
     for name, array in arrays.items():
+        np.copyto(targets[name], array)
+    return targets
+
+
+def targets_of(expected: Mapping[str, Expected], into: Mapping[str, object], model: str) -> dict[str, Array]:
+    """Check a caller's buffers, and return those of the expected tensors; errors as in `filled`."""
+    targets: dict[str, Array] = {}
+    for name, array in expected.items():
         if name not in into:
             raise TensorNotFoundError(f"load of {model}: expected a buffer for tensor {name!r} in into=; found none")
         target = memory_of(into[name], f"load of {model}: into[{name!r}]")
@@ -46,17 +64,15 @@ def filled(arrays: Mapping[str, Array], into: Mapping[str, object], model: str) 
                 f"found {dtype_name(target.dtype)} {target.shape}"
             )
         targets[name] = target
-    if shared := _in_common(targets, arrays):
+    if shared := _in_common(targets, expected):
         raise TensorMismatchError(
             f"load of {model}: into=: expected separate memory for each tensor; the buffers of {shared[0]!r} and "
             f"{shared[1]!r} overlap"
         )
-    for name, array in arrays.items():
-        np.copyto(targets[name], array)
     return targets
 
 
-def _in_common(targets: Mapping[str, Array], arrays: Mapping[str, Array]) -> tuple[str, str] | None:
+def _in_common(targets: Mapping[str, Array], expected: Mapping[str, Expected]) -> tuple[str, str] | None:
     """Return the names of two buffers that have memory in common and are not to hold one stored tensor."""
     if len(targets) < 2 or _own_all(targets):
         return None
@@ -66,7 +82,7 @@ def _in_common(targets: Mapping[str, Array], arrays: Mapping[str, Array]) -> tup
             continue
         low, high = _span(target)
         _, _, other = spans.setdefault((low, target.shape, target.strides, target.dtype), (low, high, name))
-        if other != name and _start(arrays[other]) != _start(arrays[name]):
+        if other != name and expected[other].origin != expected[name].origin:
             return other, name
     before: list[tuple[int, str]] = []
     for low, high, name in sorted(spans.values()):

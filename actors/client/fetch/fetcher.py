@@ -20,12 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....planner.schedules.transfer import TransferSelector
+from ....store.counting import Counts
 from ....store.errors import ShardUnavailableError
+from ....store.metrics import FALLBACKS
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import TensorEntry, sizes_of, slots_of
 from ....store.waiting import Deadline
 from ...transport.frames import Asked, Received
 from ...transport.tcp import check_content
+from ..traffic import Meter
 from .transports import AUTO, Transport
 
 log = logging.getLogger(__name__)
@@ -60,9 +63,13 @@ class Fetcher:
 
     Args:
         transports: the preferred one first.
+        counts: the client's.
+        meter: counts the tensors that move.
     """
 
-    def __init__(self, transports: Sequence[Transport]) -> None:
+    def __init__(self, transports: Sequence[Transport], counts: Counts, meter: Meter) -> None:
+        self._counts = counts
+        self._meter = meter
         self._transports = {transport.name: transport for transport in transports}
         self._selector = TransferSelector()
         self._here: dict[SegmentId, _Here] = {}
@@ -113,6 +120,7 @@ class Fetcher:
             if transport.exact:
                 self._note(more, wish.verify or transport.checks)
             moved[transport.name] = moved.get(transport.name, 0) + nbytes
+            self._meter.moved(transport.name, nbytes, len(missing))
         return found, moved
 
     def close(self) -> None:
@@ -134,6 +142,7 @@ class Fetcher:
                     self._selector.failed(name)
                 if not names:
                     raise
+                self._counts.add(FALLBACKS, 1.0, name)
                 log.warning(
                     "%s: transport %r to shard %d failed, trying %s next: %s", wish.what, name, shard, names, str(exc)
                 )

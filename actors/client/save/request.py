@@ -14,11 +14,13 @@ from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 
+from ....store import html
 from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.bounds import jsontext
 from ....store.errors import CorruptDataError, GraphError, OptionError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
 from ....store.refs import Model, ModelRef, check_name, split_ref
+from ....store.sizes import size
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
 from .place import Place
@@ -45,6 +47,10 @@ class Saved:
     """Bytes of the tensors that the save wrote."""
     bytes_inherited: int
     """Bytes of the tensors that the new version shares with its ancestors."""
+
+    def _repr_html_(self) -> str:
+        sizes = (("written", size(self.bytes_written)), ("inherited", size(self.bytes_inherited)))
+        return html.facts(f"Saved {self.ref}", sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

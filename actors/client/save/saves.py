@@ -19,10 +19,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ....store import traces
+from ....store.counting import Counts
 from ....store.errors import TensorVineError
+from ....store.metrics import SAVE, SAVED_BYTES
 from ....store.waiting import NEVER, Deadline
 from ...engine.opened import Opened
 from ...rpc.closing import close_all
@@ -31,7 +36,7 @@ from ..catalog import Catalog
 from ..reader import Reader
 from ..session import CONTROL_TIMEOUT_S, Session
 from .pending import PendingSave
-from .request import SaveRequest
+from .request import Saved, SaveRequest
 from .saver import Saver
 from .staging import Staged, Staging
 from .upload import Upload
@@ -59,6 +64,10 @@ class _Work:
     """Where its tensors lie in the shard's memory already."""
     buffer: Staged | None = None
     """Where they lie in this process."""
+    begun: float = field(default_factory=time.perf_counter)
+    """When it was asked for, by `time.perf_counter`."""
+    context: object = field(default_factory=traces.current)
+    """The span within which it was asked for."""
 
 
 class Saves:
@@ -221,10 +230,24 @@ class Saves:
 
     def _save(self, work: _Work) -> None:
         staged = work.buffer.release if work.buffer is not None else work.pending.mark_staged
-        rereads = not work.again or work.upload is not None
-        work.pending.run(lambda: self.saver.save(work.request, work.pending, staged, work.upload, rereads=rereads))
+        work.pending.run(lambda: self._saved(work, staged))
         if work.buffer is not None:
             work.buffer.release()
+
+    def _saved(self, work: _Work, staged: Callable[[], None]) -> Saved:
+        """Carry a save out, and count it."""
+        counts = self._session.counts
+        rereads = not work.again or work.upload is not None
+        with traces.span("save", work.context) as traced:
+            try:
+                saved = self.saver.save(work.request, work.pending, staged, work.upload, rereads=rereads)
+            except Exception as exc:
+                counts.failed("save", exc)
+                raise
+            if traced is not None:
+                traces.note(version=str(saved.ref), bytes=saved.bytes_written)
+        count_save(counts, saved, time.perf_counter() - work.begun)
+        return saved
 
     def _next(self) -> _Work | None:
         """Wait for the next save, and map ahead meanwhile; None: none has come for a while."""
@@ -262,3 +285,10 @@ class Saves:
             log.info("no memory could be reserved for the next save of %r: %s", request.name, exc)
         except Exception:
             log.exception("no memory could be reserved for the next save of %r", request.name)
+
+
+def count_save(counts: Counts, saved: Saved, seconds: float) -> None:
+    """Count a committed save."""
+    counts.observe(SAVE, seconds)
+    counts.add(SAVED_BYTES, saved.bytes_written, "written")
+    counts.add(SAVED_BYTES, saved.bytes_inherited, "inherited")

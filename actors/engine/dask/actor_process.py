@@ -1,71 +1,67 @@
-"""The process of an actor. It is forked from the agent's template, and reports to the agent when it is ready.
+"""The process of an actor. It is forked from its host's template, and tells the directory when it is ready.
 
 Rules
 - An error of the constructor is reported to the callers of the actor, and ends the process.
-- It asks the directory through its agent.
+- It asks the directory through its host.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
 import signal
 import sys
 import traceback
-from typing import NoReturn
+from concurrent.futures import Future
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 
 from ....store.errors import ShardUnavailableError
+from ....store.logs import to_stderr
 from .. import process
 from ..sockets.framing import SocketAddress
 from ..sockets.hosting import Host
-from ..sockets.lines import Line, LostError
+from ..sockets.lines import Lines, LostError
 from ..sockets.packing import pack
 from .engine import DaskEngine
-from .records import Boot, Reach, Seat, life_of
-from .switchboard import Switchboard
+from .records import Boot, Reach, Seat
 
-AGENT_S = 120.0
-"""How long an agent may take to answer; the directory's own limits are shorter."""
+HOST_S = 120.0
+"""How long a host may take to answer; its own limits are shorter."""
 
 
-class AgentLink:
-    """Asks the directory through the agent; see `switchboard.DirectoryLink`."""
+class HostLink:
+    """Calls the host of this actor."""
 
-    def __init__(self, agent: SocketAddress) -> None:
-        async def found() -> list[SocketAddress]:
-            return [agent]
+    def __init__(self, host: SocketAddress) -> None:
+        self._lines = Lines(lambda: [host])
 
-        self._line = Line(found)
+    def ask(self, question: bytes) -> bytes:
+        """Ask the directory; see `engine.Ask`."""
+        return self._call("ask", question)
 
-    async def ask(self, method: str, *arguments: object) -> object:
-        """Ask the directory; the agent hears what is told on the way."""
-        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._line.send(pack(("ask", (method, arguments))), answer)
-        await asyncio.wait([answer], timeout=AGENT_S)
-        if not answer.done():
-            raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; the call timed out")
+    def tell(self, *news: object) -> None:
+        """Tell the directory; the host does it in the order of its own news."""
+        self._call("tell", *news)
+
+    def _call(self, method: str, *arguments: object) -> Any:
         try:
-            return answer.result()
-        except LostError as exc:
-            raise ShardUnavailableError(f"{method}: expected an answer from this machine's agent; {exc}") from exc
-
-    async def close(self) -> None:
-        """End the connection."""
-        self._line.close()
+            return cast("Future[Any]", self._lines.send("watch", pack((method, arguments)))).result(HOST_S)
+        except (LostError, TimeoutError) as exc:
+            raise ShardUnavailableError(
+                f"expected an answer from this machine's host; {str(exc) or 'the call timed out'}"
+            ) from exc
 
 
 def run(boot: Boot) -> NoReturn:
     """Be an actor, until this process ends."""
-    report = boot.report
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(report.gpus)
-    plan, life = report.plan, report.life
-    seat = Seat(boot.cluster, life_of(plan.key, life), boot.address, "", boot.node, life)
-    engine = DaskEngine(seat, Switchboard(lambda: AgentLink(boot.agent)))
+    life, plan, link = boot.life, boot.life.plan, HostLink(boot.host)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(life.gpus)
+    engine = DaskEngine(Seat(boot.cluster, life.owner, boot.address, node=boot.node, life=life.number), link.ask)
     process.belongs_to(engine)
+    to_stderr(plan.name)
     try:
         path, made_of = pickle.loads(plan.start)  # noqa: S301  of who started it
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -73,10 +69,10 @@ def run(boot: Boot) -> NoReturn:
         actor = cls(**arguments)
     except Exception as exc:
         logging.getLogger(__name__).exception("%s: its constructor failed", plan.name)
-        engine._ask("failed", plan.key, life, _pickled(exc), f"its constructor failed: {exc!r}")
+        link.tell("failed", plan.key, life.number, _pickled(exc), f"its constructor failed: {exc!r}")
         os._exit(1)
     host = Host(actor, plan.name)
-    engine._ask("ready", plan.key, life, Reach(host.address, host.address_at(boot.address)))
+    link.tell("ready", plan.key, life.number, Reach(host.address, host.address_at(boot.address)))
     while True:
         signal.pause()
 

@@ -13,25 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import socket
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 import dask.config
 from distributed import Client, LocalCluster, Security
 from distributed.comm.addressing import normalize_address, parse_address, parse_host_port, resolve_address
 from distributed.worker import get_client  # pyright: ignore[reportUnknownVariableType]  its arguments have no types
 
-from ....store.errors import OptionError, RepositoryNotFoundError
-from .directory_plugin import client_owner
+from ....store.errors import OptionError, RepositoryNotFoundError, ShardUnavailableError
+from ..sockets.framing import outcome_of
 from .engine import DaskEngine
-from .links import CONNECT_S, SchedulerLink, own_address
+from .hosts import ASK, machine, own_address
+from .hosts import ask as ask_scheduler
 from .records import Seat
-from .switchboard import Switchboard
-from .workers.plugins import machine
+from .scheduler_plugin import DirectoryPlugin, client_owner
 
+CONNECT_S = 2.0
+"""How long a scheduler may take to accept a connection."""
+INSTALL_S = 60.0
+"""How long the scheduler, and the nannies of all workers, may take to begin with the directory."""
 _CLOSED = ("closing", "closed")
 _WITHOUT_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 """What workers carry out first that a terminal would send its Ctrl-C, too."""
@@ -41,6 +46,7 @@ _engines: dict[str, DaskEngine] = {}
 """Client's id -> its engine."""
 _clients: dict[str, Client] = {}
 """Address as it was given -> the client that was made for it; the last that was asked for is the last."""
+_R = TypeVar("_R")
 
 
 def joined(where: Client | str | None = None) -> DaskEngine:
@@ -95,7 +101,7 @@ def in_full(address: str) -> str:
 
 
 def engine_of(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:
-    """Make an engine for a client; the cluster's first one has agents started on all machines of workers.
+    """Make an engine for a client; the cluster's first one has nannies and workers be hosts of actors.
 
     Args:
         client: one that is not asynchronous. The engine ends when it is closed.
@@ -117,17 +123,36 @@ def engine_of(client: Client, end_client: Callable[[], object] | None = None) ->
         known = open_client()
         return known is not None and known.status not in _CLOSED
 
-    security = cast(Security, used.security)
-    switchboard = Switchboard(lambda: SchedulerLink(scheduler, security), is_open)
-    try:
-        cluster, _ = switchboard.ask("identity")
-        seat = Seat(cluster, client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
-        engine = DaskEngine(seat, switchboard, end_client)
-        engine.nodes()
-    except BaseException:
-        switchboard.close()
-        raise
+    def directory(question: bytes) -> bytes:
+        return _run(open_client(), ask_scheduler, question)
+
+    cluster = _run(client, _installed)
+    seat = Seat(cluster, client_owner(used.id), own_address(scheduler), machine(), is_open=is_open)
+    engine = DaskEngine(seat, directory, end_client)
+    engine.nodes()
     return engine
+
+
+def _run(client: Client | None, work: Callable[..., Coroutine[Any, Any, _R]], *arguments: object) -> _R:
+    """Run a coroutine function with a client's scheduler in the client's event loop.
+
+    Raises:
+        ShardUnavailableError: the scheduler does not answer.
+    """
+    used = cast(Any, client)
+    if used is None or used.status != "running":
+        raise ShardUnavailableError("the scheduler: expected an answer; the client is not connected to it")
+    try:
+        return used.sync(work, used.scheduler, *arguments, callback_timeout=INSTALL_S)
+    except (OSError, TimeoutError) as exc:
+        raise ShardUnavailableError(f"the scheduler: expected an answer; {exc or 'timed out'}") from exc
+
+
+async def _installed(scheduler: Any) -> str:
+    """Have the scheduler hold the directory, unless it does; gives its address, as it says it itself."""
+    plugin = DirectoryPlugin()
+    await scheduler.register_scheduler_plugin(plugin=pickle.dumps(plugin), name=plugin.name, idempotent=True)
+    return outcome_of(await getattr(scheduler, ASK)(question=pickle.dumps(("cluster", ()), 5)))
 
 
 def _engine(client: Client, end_client: Callable[[], object] | None = None) -> DaskEngine:

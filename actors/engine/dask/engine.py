@@ -1,14 +1,15 @@
 """The engine on Dask: what clients and actors call.
 
 Rules (see docs/design/dask.md)
-- Its connections, and the server of its blocks, have an event loop of their own, in a thread (`switchboard`).
-- A client asks the directory itself, an actor through the agent of its machine. Both own what they start and reserve.
+- A client asks the directory itself, an actor through its host. Both own what they start and reserve.
+- The server of its blocks, and connections to those of others, are in the event loop of this process (`lines`).
 - Where it is unpickled it is the engine of that cluster in that process.
 - `spawn` does not wait until an actor has started: `reach` does, and raises the constructor's error if it failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import sys
@@ -16,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import cloudpickle
@@ -32,15 +33,21 @@ from ....store.errors import (
 from ....store.waiting import Backoff, Deadline
 from ..engine import SERVICE, Lifetime, Node
 from ..opened import Opened
-from ..sockets.framing import SocketAddress
-from ..sockets.lines import LostError, result_of
+from ..sockets.framing import SocketAddress, outcome_of
+from ..sockets.lines import Lines, LostError, background_loop, result_of
 from ..sockets.packing import pack
-from .blocks import Block, BlockHandle, Blocks, Owner
-from .records import Agent, DaskActor, Plan, Seat, Standing, State
-from .switchboard import Switchboard
+from ..sockets.server import CallServer
+from .blocks import GROUP, Block, BlockHandle, Blocks, Owner
+from .records import DaskActor, Plan, Reach, Seat, Standing, State
 
 FREED_S = 10.0
 """How long it may take until memory that was let go is known to be free."""
+SERVE_S = 60.0
+"""How long a busy machine may take to open or close a socket."""
+
+Ask: TypeAlias = Callable[[bytes], bytes]
+"""Asks the directory: takes a method and its arguments, pickled, and returns the pickled outcome. It raises
+`ShardUnavailableError` if the directory does not answer."""
 
 
 class DaskEngine:
@@ -48,22 +55,26 @@ class DaskEngine:
 
     Args:
         seat: who it works for, and where.
-        switchboard: its connections; it closes them.
+        directory: asks the directory.
         end_client: ends the client, where that was made for this engine.
     """
 
-    def __init__(self, seat: Seat, switchboard: Switchboard, end_client: Callable[[], object] | None = None) -> None:
+    def __init__(self, seat: Seat, directory: Ask, end_client: Callable[[], object] | None = None) -> None:
         self._seat = seat
+        self._directory = directory
         self._end_client = end_client
         self._opened = Opened(f"the engine on the Dask cluster at {seat.cluster}")
         self._opening = threading.Lock()
+        self._node = seat.node
         self._owner: Owner | None = None
         """This process, for those who have handles of its blocks."""
         self._blocks = Blocks(self._as_owner)
-        self._switchboard = switchboard
+        self._server: CallServer | None = None
+        """Of the blocks."""
+        self._owners: dict[str, Lines] = {}
+        """Owner of blocks -> the connections to it."""
         self._last: dict[str, Standing] = {}
         """Key of an actor -> where it ran when the directory was asked last."""
-        self._switchboard.node = seat.node
         if (known := _engines.get(seat.cluster)) is None or not known.is_running:
             _engines[seat.cluster] = self
 
@@ -73,7 +84,13 @@ class DaskEngine:
     def close(self) -> None:
         """End all connections; its blocks go."""
         if self._opened.close():
-            self._switchboard.close()
+            for lines in self._owners.values():
+                lines.close()
+            if self._server is not None:
+                asyncio.run_coroutine_threadsafe(self._server.close(), background_loop()).result(SERVE_S)
+
+    def show(self, gauges: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Do nothing: Dask's dashboard has no gauges of actors."""
 
     def leave(self) -> None:
         """End all connections, and a client that was made for it, with the cluster that this may have started."""
@@ -86,21 +103,19 @@ class DaskEngine:
 
     def nodes(self) -> list[Node]:
         """List living nodes, this process's own first."""
-        found = cast("list[tuple[Node, Agent]]", self._ask("nodes"))
+        found = cast("list[tuple[Node, str]]", self._ask("nodes"))
         if self._seat.node is None:
-            self._switchboard.node = self._seat.node_among([agent for _, agent in found])
-        here = self._switchboard.node
-        return sorted((node for node, _ in found), key=lambda node: (node.id != here, node.id))
+            self._node = self._node_among(found)
+        return sorted((node for node, _ in found), key=lambda node: (node.id != self._node, node.id))
 
     def this_node(self) -> str:
         """Return the id of this process's node; the first one's where it is on none."""
-        node = self._switchboard.node
-        if node is None:
+        if self._node is None:
             nodes = self.nodes()
             if not nodes:
                 raise ShardUnavailableError("this node: expected a worker of the Dask cluster; found none")
-            node = nodes[0].id
-        return node
+            return nodes[0].id
+        return self._node
 
     def address(self) -> str:
         """Return the address of this process's machine."""
@@ -195,7 +210,7 @@ class DaskEngine:
             why = standing.why or "it died and is being restarted"
             raise ShardUnavailableError(f"{who}: expected a running actor; {why}")
         self._last[callee.key] = standing
-        return standing.reach.addresses(is_near=standing.node == self._switchboard.node)
+        return standing.reach.addresses(is_near=standing.node == self._node)
 
     def _standing(self, actor: DaskActor) -> Standing:
         try:
@@ -219,19 +234,16 @@ class DaskEngine:
         deadline = Deadline.after(timeout)
         coming = [self._fetch(handle) for handle in cast("Sequence[Block | BlockHandle]", handles)]
         try:
-            return [result_of(each, deadline.left(), who) for each in coming]
+            return [result_of(each, deadline.left(), who) if isinstance(each, Future) else each for each in coming]
         except LostError as exc:
             raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
 
-    def _fetch(self, handle: Block | BlockHandle) -> Future[Any]:
-        if isinstance(handle, BlockHandle) and handle.owner != self._owner:
-            return self._switchboard.call_owner(handle.owner, pack(("block", (handle.key,))))
-        answer: Future[Any] = Future()
-        try:
-            answer.set_result(handle.array if isinstance(handle, Block) else self._blocks.find(handle.key))
-        except ModelLostError as exc:
-            answer.set_exception(exc)
-        return answer
+    def _fetch(self, handle: Block | BlockHandle) -> Future[Any] | np.ndarray:
+        if isinstance(handle, Block):
+            return handle.array
+        if handle.owner == self._owner:
+            return self._blocks.find(handle.key)
+        return cast("Future[Any]", self._lines(handle.owner).send(GROUP, pack(("block", (handle.key,)))))
 
     # ---- within ---------------------------------------------------------------------------------------
 
@@ -247,15 +259,32 @@ class DaskEngine:
 
     def _ask(self, method: str, *arguments: object) -> Any:
         self._check_running(method)
-        return self._switchboard.ask(method, *arguments)
+        return outcome_of(self._directory(pickle.dumps((method, arguments), 5)))
+
+    def _node_among(self, nodes: list[tuple[Node, str]]) -> str | None:
+        """Return the node of this machine; of several, the one of the same name, else the first that stays."""
+        here = self._seat.machine.rpartition("/")[0]
+        there = [(node, machine) for node, machine in nodes if machine.rpartition("/")[0] == here]
+        ranked = sorted((machine != self._seat.machine, node.leaving, node.id) for node, machine in there)
+        return ranked[0][2] if ranked else None
+
+    def _lines(self, owner: Owner) -> Lines:
+        with self._opening:
+            if owner.id not in self._owners:
+                self._owners[owner.id] = Lines(lambda: owner.reach.addresses(is_near=owner.node == self._node))
+            return self._owners[owner.id]
 
     def _as_owner(self) -> Owner:
         """Have this process's blocks served from now on."""
         with self._opening:
             if self._owner is None:
-                reach = self._switchboard.serve(self._give_block, self._seat.address)
-                self._owner = Owner(uuid.uuid4().hex, self._switchboard.node, reach)
+                serving = asyncio.run_coroutine_threadsafe(self._serve_blocks(), background_loop())
+                self._owner = Owner(uuid.uuid4().hex, self._node, serving.result(SERVE_S))
             return self._owner
+
+    async def _serve_blocks(self) -> Reach:
+        self._server = CallServer({"block": GROUP}, self._give_block, "blocks")
+        return Reach(self._server.address, self._server.address_at(self._seat.address))
 
     async def _give_block(self, method: str, arguments: tuple[object, ...]) -> np.ndarray:
         return self._blocks.find(*cast("tuple[str]", arguments))

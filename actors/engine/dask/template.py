@@ -1,14 +1,16 @@
-"""The process that an agent's actors are forked from: what they need is imported there already.
+"""The process that a host's actors are forked from: what they need is imported there already.
 
 Rules
-- A Python that imports what a shard needs takes 0.3 s of a core before it is one, a fork of it 0.02 s. So the agent has
-  one such process (`main`), and orders actors of it (`Template`).
+- A Python that imports what a shard needs takes 0.3 s of a core before it is one. `distributed.process.AsyncProcess`
+  starts one that imports Dask and the main module of the program, too. A fork takes 0.02 s.
 - It imports TensorVine's modules alone, those of actors that were ordered. Nothing happens when they are imported: no
   thread of Python starts, and nothing is drawn at random, which all children would have alike. What else an actor needs
   it imports itself.
 - It waits for orders and for the end of its children, and does nothing else. A child is a process group of its own.
-- The kernel ends it when the agent ends, and its children when it ends. The next order starts another one. So nothing
-  that an order needs or lacks may end it: all actors of the machine would go with it.
+- An order is a module and one end of a socket. Through the other end the host gets the child's process id and its exit
+  status, and the child gets what it is to be. The socket ends with both: so the child has ended when it ends.
+- The kernel ends children with the template, which ends when the host ends. The next order starts another one. So
+  nothing that an order needs or lacks may end it: all actors of the host would go with it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,13 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from ....store.waiting import Backoff, Deadline
 from .records import Boot
 
 log = logging.getLogger(__name__)
@@ -40,20 +41,14 @@ log = logging.getLogger(__name__)
 TEMPLATE = f"{__package__}.template"
 FORK_S = 60.0
 """How long an actor's process may take to be there; the first of a kind waits for its imports."""
-GONE_S = 5.0
-"""How long the kernel may take to end the children of a template."""
+END_S = 10.0
+"""How long the kernel may take to end the process."""
 _OURS = str(__package__).partition(".")[0]
-_SIZE = struct.Struct("<Q")
-"""Bytes of the order that follows."""
-_NEWS = struct.Struct("<Bii")
-"""What happened; the process, or 0; its exit status, negative for a signal, or the error's number."""
+_ORDER, _ORDER_BYTES = b"+", 1 << 12
+"""What an order begins with, before the module's name, and its most bytes."""
+_NUMBER = struct.Struct("<i")
+"""A process, or its exit status: negative for a signal."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-
-
-class _What(IntEnum):
-    FORKED = 0
-    NOT_FORKED = 1
-    ENDED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,121 +56,80 @@ class Forked:
     """A process of an actor."""
 
     pid: int
-    ended: asyncio.Future[int]
-    """Its exit status when it has ended, negative for a signal."""
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ended(self) -> int:
+        """Wait for its end; gives its exit status, negative for a signal."""
+        try:
+            return _NUMBER.unpack(await self.reader.readexactly(_NUMBER.size))[0]
+        except (asyncio.IncompleteReadError, OSError):  # the kernel has ended it with its template
+            return -signal.SIGKILL
+        finally:
+            self.writer.close()
 
 
 class Template:
-    """The agent's end; to be made in its event loop."""
+    """The host's end.
 
-    def __init__(self) -> None:
-        self._starting = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._ordered: deque[asyncio.Future[Forked]] = deque()
-        """In the order of their orders."""
-        self._living: dict[int, tuple[Forked, int | None]] = {}
-        """Process -> with a file descriptor of it; None: it has ended already, or there are no more descriptors."""
+    Args:
+        environment: of actors.
+    """
 
-    async def fork(self, boot: Boot) -> Forked:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket | None = None
+
+    async def fork(self, module: str, boot: bytes) -> Forked:
         """Start an actor's process.
+
+        Args:
+            module: the module of its class.
+            boot: a pickled `Boot`.
 
         Raises:
             OSError: it could not be started.
         """
-        async with self._starting:
-            writer = self._writer or await self._start()
-        forked: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
-        self._ordered.append(forked)
-        order = pickle.dumps(boot, 5)
-        writer.write(_SIZE.pack(len(order)) + order)
-        async with asyncio.timeout(FORK_S):
-            return await forked
-
-    async def close(self) -> None:
-        """End the process; its children are to have ended."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._reading is not None:
-            await self._reading
-
-    async def _start(self) -> asyncio.StreamWriter:
-        if self._reading is not None:  # of the one before, whose children end first
-            await self._reading
         ours, its = socket.socketpair()
         with its:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", TEMPLATE, str(its.fileno()), str(os.getpid()),
-                    stdin=asyncio.subprocess.DEVNULL, pass_fds=(its.fileno(),), process_group=0,
-                )  # fmt: skip
+                socket.send_fds(self._started(), [_ORDER + module.encode()], [its.fileno()])
             except BaseException:
                 ours.close()
                 raise
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader, self._writer, process))
-        return self._writer
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            async with asyncio.timeout(FORK_S):
+                writer.write(boot)
+                (pid,) = _NUMBER.unpack(await reader.readexactly(_NUMBER.size))
+        except BaseException as exc:
+            writer.close()
+            if isinstance(exc, (asyncio.IncompleteReadError, ConnectionError)):
+                raise ConnectionResetError("the process that actors are forked from could not fork, or ended") from exc
+            raise
+        return Forked(pid, reader, writer)
 
-    async def _read(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
-    ) -> None:
-        """Take in what a process tells, until it ends, or `close` has closed the connection."""
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                self._hear(*_NEWS.unpack(await reader.readexactly(_NEWS.size)))
-        self._writer = None
-        writer.close()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        for forked in self._ordered:
-            if not forked.done():
-                forked.set_exception(ConnectionResetError("the process that actors are forked from has ended"))
-        self._ordered.clear()
-        await self._lose()
+    def close(self) -> None:
+        """End the process; its children are to have ended."""
+        if self._process is not None and self._orders is not None:
+            self._orders.close()
+            self._process.kill()
+            self._process.wait(END_S)
 
-    def _hear(self, what: int, pid: int, number: int) -> None:
-        loop = asyncio.get_running_loop()
-        match _What(what):
-            case _What.FORKED:
-                forked = Forked(pid, loop.create_future())
-                self._living[pid] = forked, _handle(pid)
-                waiting = self._ordered.popleft()
-                if waiting.done():  # nobody waits any more
-                    end_group(pid)
-                else:
-                    waiting.set_result(forked)
-            case _What.NOT_FORKED:
-                waiting = self._ordered.popleft()
-                if not waiting.done():
-                    waiting.set_exception(OSError(number, os.strerror(number)))
-            case _What.ENDED:
-                self._end(pid, number)
-
-    async def _lose(self) -> None:
-        """Wait until the children of a process that has ended have ended, too, for which the kernel cares."""
-        pauses, deadline, poll = Backoff(0.002, 0.1), Deadline.after(GONE_S), select.poll()
-        handles = [handle for _, handle in self._living.values() if handle is not None]
-        for handle in handles:
-            poll.register(handle, select.POLLIN)
-        while len(poll.poll(0)) < len(handles):
-            if not await pauses.wait_async(deadline):
-                log.warning("processes of actors have not ended within %.0f s after their template", GONE_S)
-                break
-        for pid in list(self._living):
-            self._end(pid, -signal.SIGKILL)
-
-    def _end(self, pid: int, status: int) -> None:
-        forked, handle = self._living.pop(pid)
-        if handle is not None:
-            os.close(handle)
-        forked.ended.set_result(status)
-
-
-def _handle(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        return os.pidfd_open(pid)
-    return None
+    def _started(self) -> socket.socket:
+        """Start the process, unless it runs; gives the way to it."""
+        if self._orders is None or self._process is None or self._process.poll() is not None:
+            if self._orders is not None:
+                self._orders.close()
+            self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._orders.setblocking(False)
+            with its:
+                command = [sys.executable, "-m", TEMPLATE, str(its.fileno())]
+                self._process = subprocess.Popen(  # noqa: S603  this Python
+                    command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], env=self._environment, process_group=0
+                )
+        return self._orders
 
 
 def end_group(pid: int) -> None:
@@ -187,51 +141,81 @@ def end_group(pid: int) -> None:
 # ---- the process ------------------------------------------------------------------------------------------
 
 
-def main(connection: str, agent: str) -> None:
-    """Fork processes for an agent, until it ends; each returns from `_serve` and is an actor.
+def main(orders: str) -> None:
+    """Fork processes for a host, until it ends; each returns from `_serve` and is an actor.
 
     Args:
-        connection: the file descriptor of the way to the agent.
-        agent: its process.
+        orders: the file descriptor of the way from the host.
     """
     from .actor_process import run
 
-    if _ends_with(int(agent)):
-        with socket.socket(fileno=int(connection)) as way:
-            boot = _serve(way)
-        if boot is not None:
-            run(boot)
+    with socket.socket(fileno=int(orders)) as way:
+        boot = _serve(way)
+    if boot is not None:
+        run(boot)
 
 
-def _serve(way: socket.socket) -> Boot | None:
-    """Carry out orders; gives what a child is to be, and to the template nothing, when the agent has gone."""
+def _serve(orders: socket.socket) -> Boot | None:
+    """Carry out orders; gives what a child is to be, and to the template nothing, when the host has gone."""
     me = os.getpid()
-    children: dict[int, int] = {}
+    children: dict[int, tuple[int, socket.socket]] = {}
+    """File descriptor of a child -> the child, and the way to the host."""
+    ways: dict[int, int] = {}
+    """File descriptor of a way -> the child; while the host waits for it."""
     poll = select.poll()
-    poll.register(way, select.POLLIN)
+    poll.register(orders, select.POLLIN)
     while True:
         for ready, _ in poll.poll():
-            if ready in children:
+            if ready in ways:
+                poll.unregister(ready)
+                end_group(ways.pop(ready))
+            elif ready in children:
                 poll.unregister(ready)
                 os.close(ready)
-                pid, status = os.waitpid(children.pop(ready), 0)
-                way.sendall(_NEWS.pack(_What.ENDED, pid, os.waitstatus_to_exitcode(status)))
-                continue
-            boot = _ordered(way)
-            if boot is None:
-                return None
-            try:
-                pid, handle = _forked()
-            except OSError as exc:
-                way.sendall(_NEWS.pack(_What.NOT_FORKED, 0, exc.errno or 0))
-                continue
-            if pid == 0:
-                for opened in children:
-                    os.close(opened)
-                return boot if _become(boot, me) else None
-            children[handle] = pid
-            poll.register(handle, select.POLLIN)
-            way.sendall(_NEWS.pack(_What.FORKED, pid, 0))
+                pid, way = children.pop(ready)
+                if ways.pop(way.fileno(), None) is not None:
+                    poll.unregister(way)
+                _say(way, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                way.close()
+            else:
+                name, received, _, _ = socket.recv_fds(orders, _ORDER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                if not name:
+                    return None
+                if not received:  # there are no more file descriptors
+                    continue
+                way = socket.socket(fileno=received[0])
+                _import(name.removeprefix(_ORDER).decode())
+                try:
+                    pid, handle = _forked()
+                except OSError as exc:
+                    log.warning("an actor's process cannot be started: %s", exc)
+                    way.close()
+                    continue
+                if pid == 0:
+                    for opened, (_, other) in children.items():
+                        os.close(opened)
+                        other.close()
+                    return _become(way, me)
+                _say(way, pid)
+                children[handle], ways[way.fileno()] = (pid, way), pid
+                poll.register(handle, select.POLLIN)
+                poll.register(way, 0)  # tells when the host waits no more
+
+
+def _say(way: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the host waits no more
+        way.sendall(_NUMBER.pack(number))
+
+
+def _import(module: str) -> None:
+    """Import what an order needs, for its child and for later ones."""
+    if module.partition(".")[0] == _OURS and module not in sys.modules:
+        try:
+            importlib.import_module(module)
+        except Exception as exc:  # noqa: BLE001  the actor raises it where it can be told
+            log.warning("%s cannot be imported before a fork: %r", module, exc)
+        gc.collect()
+        gc.freeze()  # children share what they do not change
 
 
 def _forked() -> tuple[int, int]:
@@ -253,41 +237,22 @@ def _forked() -> tuple[int, int]:
         raise
 
 
-def _ordered(way: socket.socket) -> Boot | None:
-    """Read an order, and import what it needs; None: the agent has gone."""
-    head = way.recv(_SIZE.size, socket.MSG_WAITALL)
-    if len(head) < _SIZE.size:
-        return None
-    (size,) = _SIZE.unpack(head)
-    body = way.recv(size, socket.MSG_WAITALL)
-    if len(body) < size:
-        return None
-    boot: Boot = pickle.loads(body)  # noqa: S301  of the agent
-    module = boot.report.plan.module
-    if module.partition(".")[0] == _OURS and module not in sys.modules:
-        try:
-            importlib.import_module(module)
-        except Exception as exc:  # noqa: BLE001  the actor raises it where it can be told
-            log.warning("%s cannot be imported before a fork: %r", module, exc)
-        gc.collect()
-        gc.freeze()  # children share what they do not change
-    return boot
-
-
-def _become(boot: Boot, template: int) -> bool:
-    """Be a process of its own after a fork; False: there is nobody to be it for."""
+def _become(way: socket.socket, template: int) -> Boot | None:
+    """Be a process of its own after a fork; None: there is nobody to be it for."""
     os.setpgid(0, 0)
-    name = boot.report.plan.name.encode()[-15:]
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != template:  # it has ended already
+        return None
+    os.register_at_fork(after_in_child=way.close)  # which keeps it open here
     if "numpy.random" in sys.modules:  # Python's own generator sees to itself
         np.random.seed()
-    return _ends_with(template)
-
-
-def _ends_with(parent: int) -> bool:
-    """Have the kernel end this process with its parent; False: that has ended already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return os.getppid() == parent
+    with way.makefile("rb") as file:
+        try:
+            boot: Boot = pickle.load(file)  # noqa: S301  of the host
+        except EOFError:
+            return None
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, boot.life.plan.name.encode()[-15:], 0, 0, 0)
+    return boot
 
 
 if __name__ == "__main__":

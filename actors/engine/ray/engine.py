@@ -235,6 +235,11 @@ class RayEngine:
         except ray.exceptions.RayError as exc:
             _translate(exc, timeout, who)
 
+    def show(self, gauges: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Set gauges that Ray exports with its own metrics."""
+        for name, value in gauges.items():
+            _gauge(name, tuple(labels)).set(value, dict(labels))
+
     def leave(self) -> None:
         """Leave the Ray of this process; one that was started in it ends. Does nothing in a forked child."""
         if not _used().inherited:
@@ -321,6 +326,13 @@ def _head_asked(what: str) -> Generator[None]:
         yield
     except (ray.exceptions.RayError, RuntimeError) as exc:
         raise ShardUnavailableError(f"{what}: expected an answer from the cluster's head; {exc}") from exc
+
+
+@cache
+def _gauge(name: str, labels: tuple[str, ...]) -> Any:
+    from ray.util.metrics import Gauge  # a third of a second, which no client needs
+
+    return Gauge(name, tag_keys=labels)
 
 
 @cache

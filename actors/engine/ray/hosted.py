@@ -18,6 +18,7 @@ import ray
 import ray.util
 from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 
+from ....store.logs import to_stderr
 from ..sockets.framing import SocketAddress
 from ..sockets.hosting import Host, methods_of
 
@@ -30,6 +31,8 @@ def hosted(cls: type) -> type:
     def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
         # Ray warns of each `ray.get` in an actor with event loops. Ours are in threads and constructors.
         os.environ.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, "0")
+        named_by_ray = ray.get_runtime_context().get_actor_name() if ray.is_initialized() else None
+        to_stderr(named_by_ray or cls.__name__)
         cls.__init__(self, *arguments, **named)
         self.tensorvine_host = Host(self, cls.__name__)
 

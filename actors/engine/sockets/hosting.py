@@ -11,10 +11,11 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+from ....store.logs import calling
 from ..groups import GROUPS
 from .framing import SocketAddress
 from .server import CallServer
@@ -84,7 +85,10 @@ def methods_of(cls: type) -> Mapping[str, str]:
 
 
 async def _served(actor: Any, who: str, loops: Mapping[str, asyncio.AbstractEventLoop]) -> CallServer:
-    return CallServer(methods_of(actor.__class__), lambda method, given: getattr(actor, method)(*given), who, loops)
+    def called(method: str, given: Sequence[object]) -> Coroutine[object, None, object]:
+        return calling(method, given, getattr(actor, method)(*given))
+
+    return CallServer(methods_of(actor.__class__), called, who, loops)
 
 
 def _running_loop(group: str) -> asyncio.AbstractEventLoop:

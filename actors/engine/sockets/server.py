@@ -103,7 +103,10 @@ class CallServer:
             return
         if not self._was_full:
             self._was_full = True
-            log.warning("sockets: %d connections are open, which is the limit: new ones are refused", CONNECTIONS)
+            log.warning(
+                "sockets: %d connections are open, which is the limit: new ones are refused until clients are closed",
+                CONNECTIONS,
+            )
         with visitor, contextlib.suppress(OSError):
             visitor.send(FULL)
 

@@ -6,10 +6,11 @@ Depends on the messages of `rpc` and `transport` only, so that callers of a shar
 from __future__ import annotations
 
 from .orders import OrderCalls
+from .patches import PatchCalls
 from .reads import ReadCalls
 from .sessions import SessionCalls
 from .writes import WriteCalls
 
 
-class ShardCalls(SessionCalls, WriteCalls, ReadCalls, OrderCalls):
+class ShardCalls(SessionCalls, WriteCalls, ReadCalls, PatchCalls, OrderCalls):
     """All calls of a shard."""

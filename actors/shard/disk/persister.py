@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from ....store.errors import OperationTimeoutError, ShardUnavailableError, StorageError, TensorVineError, without_frames
+from ....store.metrics import SHARD_WRITE, SHARD_WRITE_FAILURES
 from ....store.segments.segment import SegmentId
 from ....store.waiting import Backoff
 from ...engine.warned import Failures
@@ -79,6 +80,7 @@ class Persister:
         self._pauses = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         self._resumes = 0.0
         """When the disk is tried again that has failed."""
+        self._counts = context.counts
         self._changed = threading.Condition()
         for _ in range(WRITERS):
             threading.Thread(target=self._run, name="tensorvine-persist", daemon=True).start()
@@ -146,9 +148,12 @@ class Persister:
         """Write one segment."""
         segment_id, job = self._next()
         failure: Exception | None = None
+        begun = time.perf_counter()
         try:
             self._tiers.write(segment_id, plain=job.plain)
+            self._counts.observe(SHARD_WRITE, time.perf_counter() - begun)
         except Exception as exc:  # noqa: BLE001  noted, and tried again
+            self._counts.add(SHARD_WRITE_FAILURES)
             failure = without_frames(exc)
         self._done(segment_id, job, failure)
         self._settle()
@@ -196,4 +201,9 @@ class Persister:
             self._state.note_failing(segment_id, str(failure) if failure is not None else None)
         said, self._said = self._said, str(failure) if failure is not None else ""
         if failure is not None and said != str(failure):
-            log.warning("shard %d: segment %x is not on disk, retrying: %s", self._state.index, segment_id[1], failure)
+            log.warning(
+                "shard %d: segment %x is not on disk, retrying; check the space and the permissions of the path: %s",
+                self._state.index,
+                segment_id[1],
+                failure,
+            )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....store.errors import ModelLostError
+from ....store.metrics import SHARD_READS
 from ....store.segments.arena import Part
 from ....store.segments.segment import Block, Segment, SegmentId
 from ....store.waiting import Deadline
@@ -124,6 +125,8 @@ class Reads:
                 self._check(wanted)
                 if not self._state.absent(wanted):
                     found = self._found(wanted, local)
+                    if wanted:
+                        self._context.counts.add(SHARD_READS, 1.0, "path" if again else "memory")
                     if kept:
                         self._release_when_locked(kept, found[0], Deadline.after(LOCK_S))
                     return found

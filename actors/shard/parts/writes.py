@@ -24,6 +24,7 @@ from cachetools import LRUCache
 from ....store.catalog.reports import Staged
 from ....store.errors import MovedError, OperationTimeoutError, ShardUnavailableError, StorageError
 from ....store.holders import Request
+from ....store.metrics import SHARD_COMMIT
 from ....store.segments.arena import Part
 from ....store.segments.segment import Holds, SegmentId
 from ....store.shard import place_of

@@ -48,6 +48,13 @@ class BlockServer:
         """Where it listens, as long as the process lives."""
 
     def find(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
+        """Return slots of segments that are about to be sent, and count them; errors as in `kept`."""
+        found = self.kept(slots, timeout)
+        with self._lock:
+            self._context.bytes_sent += sum(nbytes for each in found.values() for _, nbytes in each.slots.values())
+        return found
+
+    def kept(self, slots: Slots, timeout: float) -> dict[SegmentId, Served]:
         """Return slots of segments, kept in place; what is on disk only is read first. Not for the shard's own loops.
 
         Raises:
@@ -63,6 +70,14 @@ class BlockServer:
                 return served
             self._shards[self._index].call(ShardCalls.blocks(slots), deadline.left())
         raise self._segment_memory.crowded(f"segments {list(slots)} for sending")
+
+    def hashes(self, kept: Mapping[SegmentId, Served], deadline: Deadline) -> Digests:
+        """Return the content hashes of slots that are kept in place.
+
+        Raises:
+            OperationTimeoutError: hashing took longer.
+        """
+        return self._digests(self._segment_memory.hashing.futures(list(kept)), kept, deadline)
 
     def _answer(
         self, slots: Slots, timeout: float, hashed: bool
@@ -94,7 +109,7 @@ class BlockServer:
         return view is not None and view.ctypes.data == sent.block.ctypes.data
 
     def _served(self, slots: Slots) -> dict[SegmentId, Served] | None:
-        """Keep what is asked for in place, and count it; None when some is on disk only. Call it with the lock held."""
+        """Keep what is asked for in place; None when some is on disk only. Call it with the lock held."""
         if not self._state.known_files.keys().isdisjoint(slots):
             return None
         self._state.blocks(slots)  # all are here, and were used now
@@ -106,7 +121,6 @@ class BlockServer:
         for segment, places in zip(segments, chosen, strict=True):
             view = self._segment_memory.view(segment) if places else None
             found[segment.id] = Served(view if view is not None else np.empty(0, np.uint8), places)
-            self._context.bytes_sent += sum(nbytes for _, nbytes in places.values())
         return found
 
 

@@ -9,14 +9,18 @@ import pytest
 from tensorvine.actors.client import deployment, repository
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.client.save import saves
-from tensorvine.actors.client.save.request import SaveRequest, requested
+from tensorvine.actors.client.save.request import Saved, SaveRequest, requested
 from tensorvine.actors.client.save.saves import Saves
 from tensorvine.actors.engine.opened import Opened
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.store.counting import Counts
 from tensorvine.store.errors import OperationTimeoutError, StorageError, TensorVineError
+from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
 
 from tests.support.waiting import eventually
+
+SAVED = Saved(ModelRef("m", 1), 0, 0)
 
 
 class Part:
@@ -24,6 +28,7 @@ class Part:
 
     path = None
     repository = "stand-in"
+    counts = Counts()
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
@@ -113,9 +118,9 @@ class SlowSaver:
     def renew(self, *_: Any) -> None:
         """None is."""
 
-    def save(self, *_: Any, rereads: bool) -> str:
+    def save(self, *_: Any, rereads: bool) -> Saved:
         self.closed_early = self.closed.wait(0.2)
-        return "saved"
+        return SAVED
 
     def greet(self) -> None:
         """There is nobody to greet."""
@@ -152,7 +157,7 @@ def test_no_exception_between_saves_ends_the_thread_that_saves(
     saver: Any = own.saver
     for number in range(1, 4):
         pending = own.submit(requested("m", {}, None), until="copied")
-        assert pending.committed(60.0) == "saved"
+        assert pending.committed(60.0) == SAVED
         eventually(lambda looks=number: saver.looks == looks and own._thread is None, "it looks once", pause=0.002)
     own.close()
     assert caplog.text.count("RuntimeError: renew") == caplog.text.count("RuntimeError: map ahead") == 3
@@ -178,7 +183,7 @@ def test_closing_waits_for_saves_as_long_as_their_own_timeouts_say(monkeypatch: 
     )
     pending = own.submit(request, until="copied")
     own.close()
-    assert pending.committed(60.0) == "saved"
+    assert pending.committed(60.0) == SAVED
     saver: Any = own.saver
     assert saver.closed.is_set()
     assert not saver.closed_early

@@ -13,14 +13,13 @@ from tensorvine.actors import Repository
 from tensorvine.actors.engine import process
 from tensorvine.actors.engine.choice import engine_for, engine_here, start_engine
 from tensorvine.actors.engine.dask import clients
-from tensorvine.actors.engine.dask.directory_plugin import ASK
 from tensorvine.actors.engine.dask.engine import DaskEngine
+from tensorvine.actors.engine.dask.hosts import ASK
 from tensorvine.actors.engine.engine import Engine
 from tensorvine.actors.engine.ray.engine import RayEngine
 from tensorvine.store.errors import EngineStoppedError, OptionError, RepositoryNotFoundError
 
 from tests.support.dask_cluster import WAIT_S, local_cluster
-from tests.support.waiting import eventually
 
 NOTHING_IMPORTED = """
 import sys
@@ -170,7 +169,6 @@ class TestDask:
             repository.leave()
         with pytest.raises(EngineStoppedError, match="it was closed"):
             engine.nodes()
-        eventually(lambda: not engine._switchboard._thread.is_alive(), "the engine's thread has ended")
         with Client(cluster) as another:
             anew = Repository.connect("ends", engine=another)
             assert anew.engine is not engine

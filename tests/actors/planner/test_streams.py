@@ -49,7 +49,15 @@ class TestObserved:
         advice = streams.observed("m", told(0, 1, 100, updates=((50, 0.1, 0.0),)))
         assert advice.schedule is None
         assert advice.costs.iteration_s == 0.1
-        assert list(streams.advice()) == ["m"]
+        assert list(streams.statuses()) == ["m"]
+
+    def test_a_status_has_the_losses_and_the_updates_that_were_reported(self):
+        streams = Streams()
+        streams.observed("m", told(0, 1, 1000, updates=((50, 0.1, 0.0), (900, 0.1, 0.0))))
+        status = streams.statuses()["m"]
+        assert (status.iteration, status.updates) == (1000, (50, 900))
+        assert len(status.losses) == 250
+        assert status.losses[-1] == losses(1000, 1000)[0]
 
     def test_a_planner_that_forgot_asks_for_all(self):
         streams = Streams()
@@ -64,10 +72,10 @@ class TestObserved:
         streams.observed("m", told(0, 1, 50, request=REQUEST))
         now[0] += IDLE_S / 2
         streams.observed("m", told(50, 51, 60, request=REQUEST))
-        assert list(streams.advice()) == ["ended", "m"]
+        assert list(streams.statuses()) == ["ended", "m"]
         now[0] += IDLE_S / 2
         assert streams.observed("m", told(60, 61, 70, request=REQUEST)).known == 70
-        assert list(streams.advice()) == ["m"]
+        assert list(streams.statuses()) == ["m"]
         assert streams.observed("ended", told(50, 51, 60, request=REQUEST)).known == 0
         assert streams.observed("ended", told(0, 1, 60, request=REQUEST)).known == 60
 
@@ -99,7 +107,7 @@ class TestDelivered:
         streams = Streams()
         streams.observed("m", told(0, 1, 30, request=REQUEST, updates=((26, 0.05, 0.2),)))
         streams.delivered("m", delivered("m@1", 0.3))
-        costs = streams.advice()["m"].costs
+        costs = streams.statuses()["m"].costs
         assert costs.delivery_s == 0.5
         assert costs.inference_s == 0.01
 
@@ -107,7 +115,7 @@ class TestDelivered:
         streams = Streams()
         streams.delivered("m", delivered("m@1", 0.3))
         streams.observed("m", told(0, 1, 30, request=REQUEST, updates=((26, 0.05, 0.0),)))
-        assert streams.advice()["m"].costs.inference_s == 0.01
+        assert streams.statuses()["m"].costs.inference_s == 0.01
 
     def test_the_faster_way_is_chosen_once_both_are_known(self):
         streams = Streams()

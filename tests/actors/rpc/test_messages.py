@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pickle
 import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +17,6 @@ from tensorvine.actors.shard.calls import ShardCalls, copies, replicas
 from tensorvine.actors.shard.calls.copies import Original
 from tensorvine.planner.topology import Topology
 from tensorvine.store.holders import Save
-
-from examples.nas.store import Access
 
 URI = "s3://QQQ:QQQ%2F@bucket/prefix?session_token=QQQ"
 URL = "rediss://user:QQQ@host/0"
@@ -37,7 +34,6 @@ MESSAGES = {
     "hello": Hello(0, "node", 17, 3, 1 << 20, ADDRESS),
     "offer": replicas.Offer({}, {}, ADDRESS),
     "request": ShardCalls.pull(Save("client", 7), {(0, 1): Original((8,), (0,), None)}, ADDRESS, 1.0),
-    "access": Access(redis=URL, folder=Path("files")),
 }
 
 

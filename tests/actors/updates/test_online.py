@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from tensorvine.actors import Consumer, Producer, Publisher, Repository, load_weights, save_weights
+from tensorvine.actors import Consumer, Producer, Publisher, Repository, Waves, load_weights, save_weights
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.actors.rpc.calls import Request
@@ -28,6 +29,7 @@ from tensorvine.store.errors import (
     OptionError,
     ShardUnavailableError,
     StoreFullError,
+    VersionNotServedError,
 )
 from tensorvine.store.refs import ModelRef
 
@@ -72,6 +74,21 @@ class Tagged:
 
     def __call__(self, batch: Any) -> list[float]:
         return sorted({float(edge) for array in self.tensors.values() for edge in (array.min(), array.max())})
+
+
+class Marked(Tagged):
+    """Leaves a file while it takes a version, and notes how many others do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def assign(self, given: dict[str, np.ndarray]) -> None:
+        mine = self.folder / f"{uuid.uuid4().hex}.now"
+        mine.touch()
+        (self.folder / f"{uuid.uuid4().hex}.{len(list(self.folder.glob('*.now')))}").touch()
+        threading.Event().wait(0.05)
+        mine.unlink()
+        super().assign(given)
 
 
 class Slow(Tagged):
@@ -286,6 +303,61 @@ class TestConsumer:
                 with pytest.raises(OptionError, match="timeout: expected"):
                     call()
 
+    def test_it_answers_only_with_a_version_that_the_request_allows(self, repo, name):
+        repo.save(name, tensors(1))
+        with Consumer.start(repo, name, Tagged) as consumer:
+            assert consumer.infer(None, at_least=1).ref == consumer.infer(None, exactly=1).ref == ModelRef(name, 1)
+            with pytest.raises(VersionNotServedError, match=f"{name}@2 or newer in use; found {name}@1") as caught:
+                consumer.infer(None, at_least=2)
+            assert caught.value.served == f"{name}@1"
+            repo.save(name, tensors(2))
+            consumer.wait_for(2)
+            assert consumer.infer(None, at_least=2).outputs == [2.0]
+            with pytest.raises(VersionNotServedError):
+                consumer.infer(None, exactly=1)
+
+    def test_a_paused_one_answers_with_its_version_and_takes_the_newest_when_it_resumes(self, repo, name):
+        repo.save(name, tensors(1))
+        with Consumer.start(repo, name, Tagged) as paused, Consumer.start(repo, name, Tagged) as other:
+            paused.wait_for(1)
+            paused.pause()
+            for value in (2.0, 3.0):
+                repo.save(name, tensors(value))
+            other.wait_for(3)
+            assert paused.status().paused
+            assert paused.infer(None).outputs == [1.0]
+            paused.resume()
+            assert paused.wait_for(3).version == 3
+            assert not paused.status().paused
+
+    def test_waves_limit_how_many_update_at_once(self, repo, name, tmp_path):
+        one = Waves(1)
+        consumers = [Consumer.start(repo, name, lambda: Marked(tmp_path), rollout=one) for _ in range(3)]
+        try:
+            for value in range(1, 4):
+                repo.save(name, tensors(value))
+                for consumer in consumers:
+                    assert consumer.wait_for(value, timeout=PROMPT_S).version == value
+        finally:
+            for consumer in consumers:
+                consumer.close()
+        counts = {int(path.suffix[1:]) for path in tmp_path.iterdir()}
+        assert counts == {1}
+
+    def test_one_that_dies_in_its_turn_holds_up_no_other_for_ever(self, repo, name, tmp_path):
+        class Stuck(Tagged):
+            def assign(self, given: dict[str, np.ndarray]) -> None:
+                if not (tmp_path / "died").exists():
+                    (tmp_path / "died").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                super().assign(given)
+
+        with Consumer.start(repo, name, Stuck, rollout=Waves(1)):
+            repo.save(name, tensors(1))
+            eventually((tmp_path / "died").exists, "it dies in its turn")
+            with Consumer.start(repo, name, Tagged, rollout=Waves(1)) as other:
+                assert other.wait_for(1, timeout=120).version == 1
+
     def test_a_slow_one_skips_to_the_newest(self, repo, name):
         with Consumer.start(repo, name, Slow) as slow, Consumer.start(repo, name, Tagged) as fast:
             repo.save(name, tensors(0))
@@ -437,6 +509,25 @@ class TestConsumer:
         for text in said:
             assert "DeprecationWarning" not in text
             assert "blocking ray.get" not in text
+
+    @pytest.mark.ray
+    def test_a_line_in_an_actor_s_log_has_time_level_and_fields(self, repo, name):
+        if type(repo.engine).__name__ != "RayEngine":
+            pytest.skip("Ray's files")
+
+        class Refuses(Tagged):
+            def assign(self, given: dict[str, np.ndarray]) -> None:
+                raise ValueError("not \x1b[2J this")
+
+        repo.save(name, tensors(1))
+        with Consumer.start(repo, name, Refuses) as consumer:
+            eventually(lambda: consumer.status().refused, "it is refused")
+            pid = pid_of(consumer)
+        folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+        text = "".join(path.read_text() for path in folder.glob(f"worker-*-{pid}.err"))
+        head = rf"^\d{{4}}-\d\d-\d\dT[\d:.]+Z ERROR repository={repo.name} actor=\S+ tensorvine\.actors\.\S+: "
+        (line,) = re.findall(rf"{head}{name}@1 is refused.*$", text, re.MULTILINE)
+        assert line.endswith(r"not \x1b[2J this")
 
     def test_a_build_that_makes_no_model_is_an_error_of_the_start(self, repo, name):
         with pytest.raises(TypeError) as caught:

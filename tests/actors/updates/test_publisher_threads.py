@@ -18,6 +18,7 @@ from tensorvine.actors.updates.publisher import Publisher
 from tensorvine.actors.updates.trigger import Trigger
 from tensorvine.planner.schedules.schedule import Schedule
 from tensorvine.planner.schedules.stream import PlanRequest
+from tensorvine.store.counting import Counts
 from tensorvine.store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError, StoreFullError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
@@ -111,7 +112,7 @@ class Repo:
         """Saves are staged, and not committed until `ends` is called."""
         self.pending: list[PendingSave] = []
         self.streams = Streams()
-        self._session = SimpleNamespace(planner=self)
+        self._session = SimpleNamespace(planner=self, counts=Counts())
 
     def _submit(self, name: str, tensors: Any, graph: Any, *, until: str, **options: Any) -> PendingSave:
         self.saves += 1
@@ -240,21 +241,21 @@ def test_a_report_is_bounded_and_a_planner_that_restarted_is_sent_all_that_is_ke
     for _ in range(20):
         publisher.step(1.0, MODEL)
         publisher._tell()
-    assert repo.streams.advice()["net"].known == 20
+    assert len(repo.streams.statuses()["net"].losses) == 20
     for _ in range(30):  # more than are kept
         publisher.step(1.0, MODEL)
     assert [iteration for iteration, _ in publisher.report().losses] == list(range(43, 51))
     assert [update.iteration for update in publisher.report().updates] == [44, 48]
     publisher._tell()
-    assert repo.streams.advice()["net"].known == 28
+    assert len(repo.streams.statuses()["net"].losses) == 28
     repo.streams = Streams()
     publisher.step(1.0, MODEL)
     publisher._tell()
     publisher._tell()
-    assert repo.streams.advice()["net"].known == 8
+    assert len(repo.streams.statuses()["net"].losses) == 8
     publisher.step(1.0, MODEL)
     publisher._tell()
-    assert repo.streams.advice()["net"].known == 9
+    assert len(repo.streams.statuses()["net"].losses) == 9
     publisher.close()
 
 

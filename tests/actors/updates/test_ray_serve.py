@@ -8,12 +8,14 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
 import ray
 from tensorvine.actors import Repository
 from tensorvine.clusters.head import free_port
+from tensorvine.store.errors import VersionNotServedError
 
 serve = pytest.importorskip("ray.serve")
 from tensorvine.actors.updates.ray_serve import batch_of  # noqa: E402
@@ -100,4 +102,11 @@ def test_requests_are_answered_while_versions_come(repo: Repository) -> None:
         f"http://127.0.0.1:{port}/", data=json.dumps({"batch": [2.0, 3.0]}).encode(), method="POST"
     )
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-        assert json.load(response) == {"outputs": [60.0, 90.0], "version": "scale@30"}
+        assert json.load(response) == {"outputs": [60.0, 90.0], "version": "scale@30", "first": "scale@30"}
+    with pytest.raises(VersionNotServedError, match="found scale@30"):
+        handle.infer.remote(np.float32([1.0]), exactly=29).result(timeout_s=30)
+    request.data = json.dumps({"batch": [2.0], "at_least": 31}).encode()
+    with pytest.raises(HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)  # noqa: S310
+    assert caught.value.code == 409
+    assert json.load(caught.value)["version"] == "scale@30"

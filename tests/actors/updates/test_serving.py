@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import warnings
@@ -11,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorvine.actors.updates.serving import Serving
-from tensorvine.store.errors import GraphError, OperationTimeoutError, TensorMismatchError, TensorNotFoundError
+from tensorvine.store.errors import (
+    GraphError,
+    OperationTimeoutError,
+    TensorMismatchError,
+    TensorNotFoundError,
+    VersionNotServedError,
+)
 from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.refs import ModelRef
 
@@ -54,8 +61,8 @@ def versions_of(answers: list[Any]) -> set[ModelRef]:
 def serve() -> Iterator[Callable[..., Serving]]:
     made: list[Serving] = []
 
-    def make(build: Callable[[], Any]) -> Serving:
-        made.append(Serving(build, "m"))
+    def make(build: Callable[[], Any], generate: Any = None) -> Serving:
+        made.append(Serving(build, "m", generate))
         return made[-1]
 
     yield make
@@ -165,6 +172,67 @@ class TestSwap:
         assert serving.infer(None).outputs == {1.0}
         serving.take(*version(3))
         assert serving.infer(None).outputs == {3.0}
+
+
+class TestVersionOfAnAnswer:
+    def test_a_request_names_the_oldest_or_the_only_version_that_may_answer(self, serve):
+        serving = serve(Tagged)
+        serving.take(*version(3))
+        for allowed in ({"at_least": 2}, {"at_least": 3}, {"exactly": 3}, {}):
+            answer = serving.infer(None, **allowed)
+            assert (answer.ref, answer.first) == (ModelRef("m", 3), ModelRef("m", 3))
+        for refused in ({"at_least": 4}, {"exactly": 2}, {"exactly": 4}):
+            with pytest.raises(VersionNotServedError, match="found m@3; retry later") as caught:
+                serving.infer(None, **refused)
+            assert caught.value.served == "m@3"
+
+    def test_the_error_keeps_its_version_between_processes(self):
+        error = pickle.loads(pickle.dumps(VersionNotServedError("refused", "m@3")))  # noqa: S301
+        assert (str(error), error.served) == ("refused", "m@3")
+
+    @pytest.mark.parametrize(
+        "wrong", [{"at_least": 0}, {"exactly": -1}, {"at_least": "3"}, {"exactly": True}, {"at_least": 1, "exactly": 1}]
+    )
+    def test_a_wrong_number_is_refused(self, serve, wrong):
+        serving = serve(Tagged)
+        serving.take(*version(1))
+        with pytest.raises(ValueError, match=r"^infer: "):
+            serving.infer(None, **wrong)
+
+    def test_each_call_of_a_generation_uses_the_version_of_that_moment(self, serve):
+        updates = iter([2, 3])
+
+        def generate(model: Any, batch: Any) -> list[set[float]]:
+            found = [model(batch)]
+            for number in updates:
+                serving.take(*version(number))
+                found.append(model(batch))
+            return found
+
+        serving = serve(InPlace, generate)
+        serving.take(*version(1))
+        answer = serving.infer(None)
+        assert answer.outputs == [{1.0}, {2.0}, {3.0}]
+        assert (answer.first, answer.ref) == (ModelRef("m", 1), ModelRef("m", 3))
+
+    def test_a_generation_by_exactly_one_version_keeps_it_during_an_update(self, serve):
+        def generate(model: Any, batch: Any) -> list[set[float]]:
+            found = [model(batch)]
+            serving.take(*version(2))
+            return [*found, model(batch)]
+
+        serving = serve(InPlace, generate)
+        serving.take(*version(1))
+        answer = serving.infer(None, exactly=1)
+        assert answer.outputs == [{1.0}, {1.0}]
+        assert (answer.first, answer.ref) == (ModelRef("m", 1), ModelRef("m", 1))
+        assert serving.ref == ModelRef("m", 2)
+
+    def test_a_generation_that_calls_no_model_is_refused(self, serve):
+        serving = serve(Tagged, lambda model, batch: batch)
+        serving.take(*version(1))
+        with pytest.raises(ValueError, match="made no call"):
+            serving.infer(None)
 
 
 class TestRefused:

@@ -17,7 +17,7 @@ import pytest
 from distributed import Client, LocalCluster
 from tensorvine.actors.engine.dask.clients import engine_of
 from tensorvine.actors.engine.dask.engine import DaskEngine
-from tensorvine.actors.engine.dask.workers.plugins import TRIMMING
+from tensorvine.actors.engine.dask.hosts import TRIMMING, environment_of_actors
 from tensorvine.actors.engine.engine import SERVICE, Lifetime
 from tensorvine.actors.engine.groups import GROUPS
 from tensorvine.actors.engine.sockets.packing import APART_BYTES
@@ -83,7 +83,8 @@ class TestProcesses:
         self, engine: DaskEngine, spawn: Callable[..., Any]
     ) -> None:
         facts = [ask(engine, spawn(), "facts") for _ in range(2)]
-        assert len({os.getpid(), *(fact["pid"] for fact in facts), *(fact["agent"] for fact in facts)}) == 4
+        assert len({os.getpid(), *(fact["pid"] for fact in facts), *(fact["template"] for fact in facts)}) == 4
+        assert {fact["host"] for fact in facts} == {os.getpid()}, "the nannies of a local cluster are in this process"
         assert [fact["loaded"] for fact in facts] == [[], []]
         assert {fact["node"] for fact in facts} == {engine.this_node()}
 
@@ -93,11 +94,20 @@ class TestProcesses:
         assert set(client.run(os.environ.get, TRIMMING).values()) == {"65536"}
         assert ask(engine, spawn(), "facts")["trimming"] is None
 
-    def test_agent_and_actor_stay_in_the_session_and_have_groups_of_their_own(
+    @pytest.mark.parametrize(("there", "passed_on"), [("65536", None), ("131072", "131072")])
+    def test_an_actor_is_told_of_memory_what_the_user_set_and_not_what_nannies_do(
+        self, there: str, passed_on: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(TRIMMING, there)
+        monkeypatch.setenv("OTHERS", "stay")
+        found = environment_of_actors()
+        assert (found.get(TRIMMING), found["OTHERS"]) == (passed_on, "stay")
+
+    def test_template_and_actor_stay_in_the_session_and_have_groups_of_their_own(
         self, engine: DaskEngine, spawn: Callable[..., Any]
     ) -> None:
         facts = ask(engine, spawn(), "facts")
-        pids = (os.getpid(), facts["agent"], facts["pid"])
+        pids = (os.getpid(), facts["template"], facts["pid"])
         assert {os.getsid(pid) for pid in pids} == {os.getsid(0)}
         assert len({os.getpgid(pid) for pid in pids}) == 3
 
@@ -112,7 +122,7 @@ class TestProcesses:
         assert ask(engine, spawn(), "facts")["loop"] == "uvloop"
 
     def test_the_engine_is_there_without_ray(self) -> None:
-        script = "import sys; sys.modules['ray'] = None; from tensorvine.actors.engine.dask import clients, agent"
+        script = "import sys; sys.modules['ray'] = None; from tensorvine.actors.engine.dask import clients, hosts"
         subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)
 
     def test_kill_gives_back_when_the_process_has_ended(self, engine: DaskEngine, spawn: Callable[..., Any]) -> None:
@@ -262,6 +272,12 @@ class TestLimits:
             ask(engine, spawn(), "no_such")
 
 
+def test_of_a_machines_workers_that_of_its_node_is_closed_last(engine: DaskEngine, client: Client) -> None:
+    (worker,) = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers_to_close(n=2))
+    assert worker in client.scheduler_info()["workers"]
+    assert len(engine.nodes()) == 1
+
+
 def test_a_cluster_of_threads_is_refused() -> None:
     with (
         LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
@@ -282,9 +298,9 @@ def test_two_engines_of_two_clusters_in_one_process(engine: DaskEngine) -> None:
         facts = [ask(each, actor, "facts") for each, actor in zip((engine, other), actors, strict=True)]
         assert facts[0]["pid"] != facts[1]["pid"]
         assert [fact["node"] for fact in facts] == [engine.this_node(), other.this_node()]
-        agent = facts[1]["agent"]
+        template = facts[1]["template"]
         engine.kill(name)
         assert ask(other, actors[1], "facts") == facts[1]
     eventually(lambda: not is_running(facts[1]["pid"]), "the actor's process has ended")
-    eventually(lambda: not is_running(agent), "its agent has ended")
-    assert psutil.pid_exists(facts[0]["agent"])
+    eventually(lambda: not is_running(template), "its template has ended")
+    assert psutil.pid_exists(facts[0]["template"])

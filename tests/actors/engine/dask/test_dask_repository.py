@@ -1,8 +1,9 @@
-"""Repositories on a Dask whose workers come, go, and are killed, and whose scheduler is started anew."""
+"""Repositories on a Dask whose workers come, go, and are killed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from tensorvine.actors import Repository
 from tensorvine.store.errors import TensorVineError
 
 from tests.support.actors import pid_of, reachable
-from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes, node_name
+from tests.support.dask_cluster import WAIT_S, DaskProcesses, dask_processes
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.own_cluster, pytest.mark.timeout(400)]
@@ -43,8 +44,11 @@ class WorkerOnANode(ProcessInterface):
         await super().start()
 
     async def close(self) -> None:
+        """End it as a batch system may: with all its processes, at once."""
         if self._process.returncode is None:
-            self._process.terminate()
+            for process in (*psutil.Process(self._process.pid).children(recursive=True), self._process):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             await self._process.wait()
         await super().close()
 
@@ -140,28 +144,6 @@ def test_saves_go_on_while_workers_are_killed_restarted_and_closed() -> None:
         eventually(lambda: len(engine.nodes()) == 1, "one node")
 
 
-def test_saves_go_on_without_the_scheduler_and_the_next_one_finds_the_repository() -> None:
-    with (
-        dask_processes("one", "two") as (processes, _),
-        Client(processes.address, set_as_default=False, timeout=WAIT_S) as client,
-        Repository.start("survives", store_bytes=128 << 20, preallocate_bytes=0, engine=client) as repository,
-    ):
-        with Saver(repository) as saver:
-            saver.goes_on()  # from now on it knows where the shards are
-            processes.scheduler.kill()
-            processes.scheduler.wait(WAIT_S)
-            saver.goes_on()
-            processes.start_scheduler()
-            for name in ("one", "two"):
-                processes.start_worker(name)
-            with Client(processes.address, set_as_default=False, timeout=WAIT_S) as another:
-                found = eventually(lambda: _connected("survives", another), "the repository is found")
-                assert found.models("m0")
-                found.close()
-                eventually(lambda: len(repository.shards) == 2, "two shards")
-        saver.check()
-
-
 def saves_here(number: int) -> str:
     """Be a task that saves a version, which this node holds."""
     with Repository.connect("copies", engine="dask") as repository:
@@ -190,15 +172,8 @@ def test_copies_are_on_other_nodes_so_no_version_is_lost_with_a_node() -> None:
 
 def lose_node(processes: DaskProcesses, actor: int) -> None:
     """Kill all processes of the node of an actor."""
-    agent = psutil.Process(actor).parents()[1]
-    name = node_name(agent.pid)
-    worker = next(worker for worker in processes.workers if node_name(worker.pid) == name)
-    for process in (psutil.Process(worker.pid), *psutil.Process(worker.pid).children(), agent):
-        process.kill()
-
-
-def _connected(name: str, client: Client) -> Repository | None:
-    try:
-        return Repository.connect(name, engine=client)
-    except TensorVineError:
-        return None
+    nanny = psutil.Process(actor).parents()[1]
+    assert nanny.pid in [worker.pid for worker in processes.workers]
+    for process in (nanny, *nanny.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

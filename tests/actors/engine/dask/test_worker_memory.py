@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 from distributed.scheduler import KilledWorker
 from tensorvine.actors import Repository
-from tensorvine.actors.engine.dask.workers.memory import OwnBytes, read
+from tensorvine.actors.engine.dask.worker_memory import OwnBytes, read
 
 from tests.support.dask_cluster import WAIT_S
 from tests.support.waiting import eventually

@@ -1,0 +1,1 @@
+"""What the examples share: where they run, how they start and end, and their pictures and tables."""
