@@ -4,7 +4,7 @@ Rules
 - Names have base units (seconds, bytes) and the prefix `tensorvine_`; those of counters end in `_total`.
 - No label holds the name of a model or a version: the number of series does not grow with the repository. The values of
   a label are fixed words, names of classes of errors, and numbers of shards.
-- `field` names the attribute of `ShardStats` or `PlannerStats` that has the value. Metrics without a field are counted
+- `field` names the attribute of `ShardStats`, `CatalogStats` or `PlannerStats` that has the value. Metrics without a field are counted
   (`counting.Counts`), or known to the process that answers the scrape.
 """
 
@@ -33,6 +33,8 @@ class Source(StrEnum):
 
     SHARD = "shard"
     """In a shard; the label `shard` holds its number."""
+    CATALOG = "catalog"
+    """In the catalog."""
     PLANNER = "planner"
     CLIENT = "client"
     """In the processes that use the repository; the planner adds their values up."""
@@ -73,6 +75,10 @@ class Metric:
 
 def _shard(kind: Kind, stem: str, about: str, field: str = "", *labels: str) -> Metric:
     return Metric(Source.SHARD, kind, f"shard_{stem}", about, labels, field)
+
+
+def _catalog(kind: Kind, stem: str, about: str, field: str = "") -> Metric:
+    return Metric(Source.CATALOG, kind, f"catalog_{stem}", about, (), field)
 
 
 def _client(kind: Kind, stem: str, about: str, *labels: str, greatest: bool = False) -> Metric:
@@ -138,8 +144,14 @@ STALENESS = _client(
 
 SHARD_COMMIT = _shard(Kind.HISTOGRAM, "commit_seconds", "Duration of a commit at its shard.")
 SHARD_READS = _shard(Kind.COUNTER, "reads", "Reads of tensors, by where these were: memory, or the path.", "", "source")
-SHARD_WRITE = _shard(Kind.HISTOGRAM, "write_seconds", "Duration of writing a version to the path.")
-SHARD_WRITE_FAILURES = _shard(Kind.COUNTER, "write_failures", "Failed attempts to write a version to the path.")
+SHARD_WRITE = _shard(Kind.HISTOGRAM, "write_seconds", "Duration of writing a segment file to the path.")
+SHARD_WRITE_FAILURES = _shard(Kind.COUNTER, "write_failures", "Failed attempts to write a segment file to the path.")
+
+# ---- the catalog --------------------------------------------------------------------------------------
+
+CATALOG_COMMIT = _catalog(Kind.HISTOGRAM, "commit_seconds", "Duration of a commit at the catalog.")
+CATALOG_WRITE = _catalog(Kind.HISTOGRAM, "write_seconds", "Duration of writing a manifest to the path.")
+CATALOG_WRITE_FAILURES = _catalog(Kind.COUNTER, "write_failures", "Failed attempts to write a manifest to the path.")
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -149,7 +161,9 @@ METRICS: tuple[Metric, ...] = (
         "Name of the repository, its engine, and the release of TensorVine.",
         ("repository", "engine", "version"),
     ),
-    Metric(Source.SCRAPE, Kind.GAUGE, "up", "1 if the planner or shard answered this scrape, else 0.", ("actor",)),
+    Metric(
+        Source.SCRAPE, Kind.GAUGE, "up", "1 if the catalog, planner or shard answered this scrape, else 0.", ("actor",)
+    ),
     Metric(Source.PLANNER, Kind.GAUGE, "shards", "Shards, including those that drain.", (), "shards"),
     Metric(Source.PLANNER, Kind.GAUGE, "shards_draining", "Shards that drain.", (), "draining"),
     Metric(Source.PLANNER, Kind.GAUGE, "trainings", "Training runs that publish updates.", (), "trainings"),
@@ -158,7 +172,18 @@ METRICS: tuple[Metric, ...] = (
     Metric(Source.PLANNER, Kind.COUNTER, "planner_restarts", "Restarts of the planner.", (), "restarts"),
     *(SAVE, SAVED_BYTES, LOAD, LOADED_BYTES, LOOKUPS, FALLBACKS, QUERY, QUERIES, ERRORS),
     *(PAUSE, COMMIT, PUSH, FETCH, SWAP, ANSWER, SUPERSEDED, REFUSED, CONSUMERS, LAG, STALENESS),
-    _shard(Kind.GAUGE, "models", "Versions whose metadata the shard has.", "models"),
+    _catalog(Kind.GAUGE, "term", "Processes of the catalog since the repository was started.", "term"),
+    _catalog(Kind.GAUGE, "models", "Versions.", "models"),
+    _catalog(Kind.GAUGE, "pins", "Pins on versions.", "pins"),
+    _catalog(Kind.GAUGE, "metadata_bytes", "Metadata in memory: tables, user metadata and graphs.", "bytes_metadata"),
+    _catalog(Kind.GAUGE, "capacity_bytes", "Memory that the catalog may use for metadata.", "capacity"),
+    _catalog(Kind.GAUGE, "unwritten_versions", "Versions that are not on the path yet.", "versions_unwritten"),
+    _catalog(Kind.GAUGE, "unwritten_bytes", "Tensors that these versions wrote.", "bytes_unwritten"),
+    _catalog(Kind.GAUGE, "replicas_missing", "Segments with too few copies.", "replicas_missing"),
+    _catalog(Kind.GAUGE, "manifests_unread", "Files on the path that cannot be read.", "manifests_unread"),
+    _catalog(Kind.GAUGE, "files_orphaned", "Unused segment files on the path.", "files_orphaned"),
+    _catalog(Kind.COUNTER, "requests", "Saves, loads and prefix queries that the catalog received.", "requests"),
+    *(CATALOG_COMMIT, CATALOG_WRITE, CATALOG_WRITE_FAILURES),
     _shard(Kind.GAUGE, "tensors", "Tensors in the shard.", "tensors"),
     _shard(Kind.GAUGE, "capacity_bytes", "Memory that the shard may use for tensors.", "capacity"),
     _shard(Kind.GAUGE, "memory_bytes", "Tensors in memory, without padding.", "bytes_memory"),
@@ -166,17 +191,11 @@ METRICS: tuple[Metric, ...] = (
     _shard(Kind.GAUGE, "staged_bytes", "Memory of saves, loads and copies in progress.", "bytes_staged"),
     _shard(Kind.GAUGE, "resident_bytes", "Resident pages of the shard's memory.", "bytes_resident"),
     _shard(Kind.GAUGE, "replicated_bytes", "Memory of replicas of other shards.", "bytes_replicated"),
-    _shard(Kind.GAUGE, "metadata_bytes", "Manifests and model graphs.", "bytes_metadata"),
     _shard(Kind.GAUGE, "disk_bytes", "Segment files on the path.", "bytes_disk"),
-    _shard(Kind.GAUGE, "pins", "Pins on versions.", "pins"),
-    _shard(Kind.GAUGE, "unwritten_versions", "Versions in the queue of the background writer.", "versions_unwritten"),
     _shard(Kind.GAUGE, "unwritten_bytes", "Bytes in the queue of the background writer.", "bytes_unwritten"),
     _shard(Kind.GAUGE, "waiting_for_memory", "Requests in the queue for memory.", "waiting_for_memory"),
     _shard(Kind.GAUGE, "waiting_for_disk", "Saves that wait because the writer's queue is full.", "waiting_for_disk"),
-    _shard(Kind.GAUGE, "replicas_missing", "Nodes without an up-to-date replica of the shard.", "replicas_missing"),
-    _shard(Kind.GAUGE, "manifests_unread", "Files on the path that cannot be read.", "manifests_unread"),
-    _shard(Kind.GAUGE, "files_orphaned", "Unused segment files on the path.", "files_orphaned"),
-    _shard(Kind.COUNTER, "requests", "Saves, loads and prefix queries that the shard received.", "requests"),
+    _shard(Kind.COUNTER, "requests", "Saves and reads that the shard received.", "requests"),
     _shard(Kind.COUNTER, "saved_bytes", "Bytes of tensors that were saved into the shard.", "bytes_saved"),
     _shard(Kind.COUNTER, "sent_bytes", "Bytes of tensors sent to readers and other shards.", "bytes_sent"),
     *(SHARD_COMMIT, SHARD_READS, SHARD_WRITE, SHARD_WRITE_FAILURES),
@@ -187,12 +206,9 @@ SHOWN = (
     "bytes_allocated",
     "capacity",
     "bytes_disk",
-    "models",
-    "pins",
-    "versions_unwritten",
+    "tensors",
     "bytes_unwritten",
     "waiting_for_memory",
     "waiting_for_disk",
-    "replicas_missing",
 )
 """Fields of `ShardStats` that the engine's own dashboard shows too: ten gauges at most."""

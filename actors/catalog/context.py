@@ -19,6 +19,7 @@ from ...store.archive.archive import Archive
 from ...store.catalog.records import Record, encoded
 from ...store.catalog.references import Freed
 from ...store.catalog.state import CatalogState, Effects
+from ...store.counting import Counts
 from ..engine.engine import Engine
 from ..memory.counters import CounterPage
 from ..rpc.catalog_messages import CatalogConfig, Term
@@ -65,6 +66,8 @@ class CatalogContext:
     """Given slots that became free, with the lock held."""
     requests: int = 0
     """Calls of clients since the start."""
+    counts: Counts = field(default_factory=Counts, init=False)
+    """Counts of the catalog, for `stats`."""
 
     @property
     def term(self) -> Term:

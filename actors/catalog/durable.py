@@ -30,6 +30,7 @@ from ...store.catalog.state import Entry
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, StorageError, TensorVineError
 from ...store.graphs.graph import ModelGraph
 from ...store.holders import Lease, Request
+from ...store.metrics import CATALOG_WRITE, CATALOG_WRITE_FAILURES
 from ...store.refs import ModelRef
 from ...store.segments.segment import File, SegmentId
 from ...store.versions.architectures import Architecture, unpacked
@@ -211,7 +212,13 @@ class ManifestWriter:
         self, header: Header, body: bytes, architecture: Architecture, chains: Mapping[Slot, tuple[Slot, ...]]
     ) -> None:
         manifest = Manifest(header, architecture, decode_body(body, header.ref), chains)
-        self._archive.write_manifest(manifest, self._layers_of(header.graph_key, architecture[0]))
+        begun, counts = time.perf_counter(), self._context.counts
+        try:
+            self._archive.write_manifest(manifest, self._layers_of(header.graph_key, architecture[0]))
+        except TensorVineError:
+            counts.add(CATALOG_WRITE_FAILURES)
+            raise
+        counts.observe(CATALOG_WRITE, time.perf_counter() - begun)
 
     def _write_header(self, header: Header) -> None:
         self._archive.write_manifest(Manifest(header, ("", None), {}, {}, retired=True), {})

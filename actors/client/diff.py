@@ -8,10 +8,10 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...store.errors import MovedError, OptionError, ShardUnavailableError
+from ...store.errors import ModelLostError, MovedError, OptionError, ShardUnavailableError
 from ...store.patches.comparing import TensorDiff
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
@@ -21,7 +21,9 @@ from ..rpc.redis_keys import Address
 from ..shard.calls import ShardCalls
 from ..shard.calls.patches import Pair
 from .catalog import Catalog
+from .fetch.transports import AUTO
 from .pinned import Pinned
+from .reader import Reader
 from .session import Session
 
 MOST_BINS = 10_000
@@ -51,9 +53,10 @@ class Diff:
 class Differ:
     """Compares versions for one client."""
 
-    def __init__(self, session: Session, catalog: Catalog) -> None:
+    def __init__(self, session: Session, catalog: Catalog, reader: Reader) -> None:
         self._session = session
         self._catalog = catalog
+        self._reader = reader
 
     def diff(self, a: ModelRef, b: ModelRef, bins: int | None, timeout: float) -> Diff:
         """Compare two versions; see `Repository.diff`."""
@@ -63,7 +66,7 @@ class Differ:
         with Pinned(self._session, a), Pinned(self._session, b):
             before, after = self._catalog.table(a, None), self._catalog.table(b, None)
             found = {name: OTHER for name in before.keys() & after.keys() if _differ(before[name], after[name])}
-            found |= self._compared(before, after, bins or 0, deadline)
+            found |= self._compared((a, b), _pairs(before, after), bins or 0, deadline)
         changed = {name: found[name] for name in after if name in found and found[name].share > 0}
         return Diff(
             a=a,
@@ -74,23 +77,33 @@ class Differ:
             gone=tuple(name for name in before if name not in after),
         )
 
-    def _compared(self, before: Table, after: Table, bins: int, deadline: Deadline) -> dict[str, TensorDiff]:
+    def _compared(
+        self, refs: Sequence[ModelRef], pairs: Mapping[str, Pair], bins: int, deadline: Deadline
+    ) -> dict[str, TensorDiff]:
         """Compare the tensors that have equal dtypes and shapes, but do not share their bytes."""
         while True:
+            where = self._where(refs, deadline)
+            if missing := {slot[0] for pair in pairs.values() for slot in (pair.tensor, pair.base)} - where.keys():
+                raise ModelLostError(f"diff: expected the places of all segments; found none of {sorted(missing)}")
             try:
-                return self._asked(_pairs(before, after), bins, deadline)
-            except MovedError as exc:  # a shard has drained just now
-                self._session.refresh(exc.version)
-                deadline.left_for("diff")
+                return self._asked(pairs, where, bins, deadline)
+            except MovedError:  # a shard has left just now
+                self._session.moved(None, "diff", deadline)
 
-    def _asked(self, pairs: Mapping[str, Pair], bins: int, deadline: Deadline) -> dict[str, TensorDiff]:
-        where = self._session.topology.where
+    def _where(self, refs: Sequence[ModelRef], deadline: Deadline) -> dict[SegmentId, int]:
+        """Return which shard answers for each segment of some versions."""
+        found = [self._reader.located(ref, AUTO, deadline).places for ref in refs]
+        return {segment: place[0] for places in found for segment, place in places.items()}
+
+    def _asked(
+        self, pairs: Mapping[str, Pair], where: Mapping[SegmentId, int], bins: int, deadline: Deadline
+    ) -> dict[str, TensorDiff]:
         shards: dict[int, dict[str, Pair]] = {}
         for name, pair in pairs.items():
-            shards.setdefault(where(pair.tensor[0]), {})[name] = pair
+            shards.setdefault(where[pair.tensor[0]], {})[name] = pair
         left = deadline.left_for("diff")
         requests = {
-            shard: ShardCalls.compare(list(part.values()), self._elsewhere(shard, part, deadline), bins, left)
+            shard: ShardCalls.compare(list(part.values()), self._elsewhere(shard, part, where, deadline), bins, left)
             for shard, part in shards.items()
         }
         answers = self._session.call_each(requests, left)
@@ -100,10 +113,12 @@ class Differ:
             for name, found in zip(part, answer, strict=True)
         }
 
-    def _elsewhere(self, shard: int, part: Mapping[str, Pair], deadline: Deadline) -> dict[SegmentId, Address]:
+    def _elsewhere(
+        self, shard: int, part: Mapping[str, Pair], where: Mapping[SegmentId, int], deadline: Deadline
+    ) -> dict[SegmentId, Address]:
         """Return where a shard reads bases that other shards hold."""
         segments = {pair.base[0] for pair in part.values()}
-        holders = {segment: self._session.topology.where(segment) for segment in segments}
+        holders = {segment: where[segment] for segment in segments}
         return {segment: self._address(other, deadline) for segment, other in holders.items() if other != shard}
 
     def _address(self, shard: int, deadline: Deadline) -> Address:

@@ -41,6 +41,7 @@ from ...store.refs import Model, ModelRef, split_ref
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import TensorEntry, digest_of
 from ...store.waiting import Deadline
+from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.channel import Answer
 from ..shard.calls import ShardCalls
 from ..shard.calls.patches import GONE, OTHER, Update
@@ -86,6 +87,8 @@ class _Load:
     chosen: Mapping[str, TensorEntry]
     targets: Mapping[str, Array]
     """The caller's arrays."""
+    where: dict[SegmentId, int]
+    """Segment -> the shard that answers for it; those of a base, too."""
 
     @property
     def what(self) -> str:
@@ -158,8 +161,8 @@ class Patching:
         """Pin the version, or the latest one: the next one is tried if it is retired just now."""
         name, version = split_ref(model)
         while True:
-            request = ShardCalls.header(self._session.client, name, version)
-            ref = self._session.at_home(name, request, deadline.left_for(f"load of {model}")).ref
+            request = CatalogCalls.header(self._session.client, name, version)
+            ref = self._session.ask(request, deadline.left_for(f"load of {model}")).ref
             try:
                 return Pinned(self._session, ref)
             except ModelNotFoundError:
@@ -178,22 +181,25 @@ class Patching:
         chosen = self._reader.select(ref, self._catalog.table(ref, None), selection)
         expected = {name: Expected(dtype_of(e.dtype), e.shape, (e.segment, e.slot)) for name, e in chosen.items()}
         targets = targets_of(expected, into, str(ref))
-        load = _Load(ref, transport, deadline, chosen, targets)
         while True:
+            places = self._reader.located(ref, transport, deadline).places
+            if missing := {entry.segment for entry in chosen.values()} - places.keys():
+                raise ModelLostError(f"{ref}: expected the places of all segments; found none of {sorted(missing)}")
+            where = {segment: place[0] for segment, place in places.items()}
             try:
-                came = self._arrays(load, base)
+                came = self._arrays(_Load(ref, transport, deadline, chosen, targets, where), base)
                 break
-            except MovedError as exc:  # a shard has drained just now
-                self._session.refresh(exc.version)
-                deadline.left_for(load.what)
+            except MovedError:  # a shard has left just now
+                self._session.moved(None, f"load of {ref}", deadline)
         for name, array in came.items():
             np.copyto(targets[name], array)
         return targets
 
     def _arrays(self, load: _Load, base: ModelRef | Mapping[str, str]) -> dict[str, Array]:
         """Bring the tensors that the arrays do not have."""
-        near = self._reader.is_near
-        far = {n: e for n, e in load.chosen.items() if not near(e.segment, load.transport, load.deadline)}
+        shards = {load.where[entry.segment] for entry in load.chosen.values()}
+        near = {shard for shard in shards if self._reader.is_near(shard, load.transport, load.deadline)}
+        far = {name: entry for name, entry in load.chosen.items() if load.where[entry.segment] not in near}
         held, updates = self._sorted(load, far, base)
         costs = self._costs_of(load.ref.name)
         nbytes, came = sum(each.nbytes for each in updates.values()), dict[str, Array]()
@@ -223,7 +229,7 @@ class Patching:
     ) -> tuple[set[str], dict[str, _Wanted]]:
         """Return the names of unchanged tensors, and the tensors for which an array has a base."""
         bases = self._bases(load, far, base)
-        hashes = self._hashes({far[name].segment for name in bases}, load.deadline)
+        hashes = self._hashes(load, {far[name].segment for name in bases})
         held: set[str] = set()
         updates: dict[str, _Wanted] = {}
         for name, found in bases.items():
@@ -249,13 +255,15 @@ class Patching:
         if not isinstance(base, ModelRef):
             return {name: _Base(base[name], None) for name in far if name in base}
         try:
-            before = self._catalog.table(base, None)
+            located = self._reader.located(base, load.transport, load.deadline)
+            before = self._catalog.table(base, located.body)
         except (ModelNotFoundError, ModelLostError):
             for _ in far:
                 self._meter.fell_back(RETIRED, load.what)
             return {}
+        load.where.update((segment, place[0]) for segment, place in located.places.items())
         usable = {name: before[name] for name in far if name in before and self._fits(load, far[name], before[name])}
-        hashes = self._hashes({entry.segment for entry in usable.values()}, load.deadline)
+        hashes = self._hashes(load, {entry.segment for entry in usable.values()})
         found = {name: _Base(_hash(hashes, e), (e.segment, e.slot)) for name, e in usable.items()}
         for each in found.values():
             if not each.content:
@@ -264,22 +272,24 @@ class Patching:
 
     def _fits(self, load: _Load, new: TensorEntry, old: TensorEntry) -> bool:
         """Return whether a shard can make a patch from one tensor to another."""
-        where, cause = self._session.topology.where, None
+        cause = None
         if (new.dtype, new.shape) != (old.dtype, old.shape):
             cause = OTHER_KIND
-        elif where(new.segment) != where(old.segment):
+        elif old.segment not in load.where:
+            cause = GONE
+        elif load.where[new.segment] != load.where[old.segment]:
             cause = ELSEWHERE
         if cause is not None:
             self._meter.fell_back(cause, load.what)
         return cause is None
 
-    def _hashes(self, segments: Iterable[SegmentId], deadline: Deadline) -> dict[SegmentId, tuple[str, ...]]:
+    def _hashes(self, load: _Load, segments: Iterable[SegmentId]) -> dict[SegmentId, tuple[str, ...]]:
         """Ask the shards for content hashes."""
         by_shard: dict[int, list[SegmentId]] = {}
         for segment in segments:
-            by_shard.setdefault(self._session.topology.where(segment), []).append(segment)
+            by_shard.setdefault(load.where[segment], []).append(segment)
         requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
-        answers = self._session.call_each(requests, deadline.left_for("content hashes")) if requests else []
+        answers = self._session.call_each(requests, load.deadline.left_for("content hashes")) if requests else []
         return {segment: hashes for answer in answers for segment, hashes in answer.items()}
 
     # ---- patches --------------------------------------------------------------------------------------
@@ -287,7 +297,7 @@ class Patching:
     def _patched(self, load: _Load, updates: Mapping[str, _Wanted], costs: PatchCosts) -> dict[str, Array]:
         """Bring patches, and return the tensors that they lead to."""
         began, until = time.monotonic(), Deadline.after(load.deadline.left() / 2)
-        questions = deque(self._questions(updates))
+        questions = deque(self._questions(load, updates))
         asked: deque[tuple[list[str], Answer[_Sent] | None]] = deque()
         came: dict[str, Array] = {}
 
@@ -306,11 +316,11 @@ class Patching:
         costs.measured(PATCH, sum(array.nbytes for array in came.values()), time.monotonic() - began)
         return came
 
-    def _questions(self, updates: Mapping[str, _Wanted]) -> Iterator[tuple[int, list[str]]]:
+    def _questions(self, load: _Load, updates: Mapping[str, _Wanted]) -> Iterator[tuple[int, list[str]]]:
         """Yield the shard and the tensors of each question."""
         batches: dict[int, list[str]] = {}
         for name, wanted in updates.items():
-            shard = self._session.topology.where(wanted.update.tensor[0])
+            shard = load.where[wanted.update.tensor[0]]
             batch = batches.setdefault(shard, [])
             batch.append(name)
             if sum(updates[each].nbytes for each in batch) >= BATCH_BYTES:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from ...store.errors import ModelNotFoundError
 from ...store.holders import Lease
 from ...store.refs import ModelRef
-from ..shard.calls import ShardCalls
+from ..rpc.catalog_calls import CatalogCalls
 from .session import Session
 
 
@@ -18,23 +19,23 @@ class Pinned:
         ref: the version.
 
     Raises:
-        ModelNotFoundError, ModelLostError: there is no such live version.
+        ModelNotFoundError: there is no such version, or it was freed.
     """
 
     def __init__(self, session: Session, ref: ModelRef) -> None:
         self.ref = ref
         self._pins = session.pins
-        session.keep_alive()
-        query, asked = self._pins.query()
-        self._lease = Lease(query, session.home(ref.name))
+        numbered = session.number()
+        self._lease = Lease(numbered.request)
         try:
-            session.at_home(ref.name, ShardCalls.pin(self._lease, ref))
+            refused = session.ask(CatalogCalls.pin({self._lease: ref}))
+            if refused:
+                raise ModelNotFoundError(refused[self._lease])
             self._owned = self._pins.own(self, self._lease)
-            self._pins.hold(self._lease, ref)
+            self._pins.hold(self._lease, ref, numbered)
         except BaseException:
-            asked.abort()
+            session.give_up(numbered)
             raise
-        asked.kept()
 
     def release(self) -> None:
         """Unpin the version in the background. A second call does nothing."""

@@ -104,7 +104,7 @@ class Repository(Deployment):
         self._lineage = Lineage(self._session)
         self._prefixes = Prefixes(self._session, self._catalog, self._reader)
         self._verifier = Verifier(self._session, self._lineage)
-        self._differ = Differ(self._session, self._catalog)
+        self._differ = Differ(self._session, self._catalog, self._reader)
         self._loaded: WeakKeyDictionary[object, ModelRef] = WeakKeyDictionary()
         """Model that `load_model` returned or filled -> its version."""
 
@@ -112,9 +112,13 @@ class Repository(Deployment):
         if self._session.opened.closed:
             return html.facts(repr(self), ())
         found = [one for one in self.stats_by_shard(HTML_S).values() if isinstance(one, ShardStats)]
-        silent = len(self._session.topology.alive) - len(found)
+        silent = len(self._session.shards) - len(found)
         told = f"<p>{silent} shards do not answer</p>" if silent else ""
-        return html.facts(repr(self), ()) + RepositoryStats.of(found)._repr_html_() + told
+        try:
+            stats = RepositoryStats.of(self.catalog_stats(HTML_S), found)
+        except TensorVineError:
+            return html.facts(repr(self), ()) + "<p>the catalog does not answer</p>" + told
+        return html.facts(repr(self), ()) + stats._repr_html_() + told
 
     def save(
         self,
@@ -482,19 +486,19 @@ class Repository(Deployment):
     def infos(
         self, prefix: str = "", after: datetime | None = None, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[ModelInfo]:
-        """Return the infos of all live versions, with one message per shard.
+        """Return the infos of all live versions, with one message.
 
         Args:
             prefix: Beginning of the names.
             after: Only versions created after this time. None means all.
-            timeout: Seconds to wait for all shards together.
+            timeout: Seconds to wait.
 
         Returns:
             The infos without metadata (`ModelInfo.metadata` is empty), sorted by name and version.
         """
         after_ns = int(after.timestamp() * 1e9) - 1000 if after is not None else 0  # times are rounded to 1 us
-        found = self._session.broadcast(ShardCalls.headers(prefix, after_ns), seconds_of(timeout))
-        infos = (ModelInfo.of_row(row) for part in found for row in part)
+        found = self._session.ask(CatalogCalls.headers(prefix, after_ns), seconds_of(timeout))
+        infos = (ModelInfo.of_row(row) for row in found)
         return sorted((info for info in infos if after is None or info.created > after), key=lambda info: info.ref)
 
     def find(self, pattern: Sequence[Mapping[str, object]] | Architecture, *, exact: bool = False) -> list[ModelRef]:

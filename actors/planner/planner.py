@@ -150,14 +150,14 @@ class Planner:
     @answers(PlannerCalls.stats)
     async def stats(self) -> PlannerStats:
         restarts = await asyncio.to_thread(self._registry.restarts)
-        topology = self._topology
+        topology = await asyncio.to_thread(self._registry.topology) or self._start
         return PlannerStats(
-            shards=len(topology.alive),
+            shards=len(topology.shards),
             draining=len(topology.leaving),
             trainings=self._streams.running(),
             clients=self._counts.live(),
-            restarts=self._restarts,
-            shard_restarts={shard: restarts.get(shard, 0) for shard in topology.alive},
+            restarts=self._lease.number - 1 if self._lease is not None else 0,
+            shard_restarts={shard: restarts.get(shard, 0) for shard in topology.shards},
             counted=dict(self._counts.total),
             gauges=self._counts.gauges(),
         )

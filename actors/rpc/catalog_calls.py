@@ -15,7 +15,7 @@ from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Request
 from ...store.refs import ModelRef
 from ...store.segments.segment import File, SegmentId
-from ...store.versions.manifest import Header
+from ...store.versions.manifest import Header, HeaderRow
 from .calls import remote
 from .catalog_messages import (
     Beginning,
@@ -136,6 +136,11 @@ class ClientCalls:
     @remote("ctl", repeatable=True)
     def models(self, prefix: str) -> list[ModelRef]:
         """List live versions, sorted."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def headers(self, prefix: str, after_ns: int) -> list[HeaderRow]:
+        """List the headers of live versions that were created after a time (UTC, ns), without metadata."""
         ...
 
     @remote("ctl", repeatable=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ...planner.topology import Topology
 from ...store.catalog.reports import Place, Staged
+from ...store.counting import Counted
 from ...store.holders import Lease, Request
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
@@ -222,6 +223,8 @@ class CatalogStats:
     """Number of the last record in the journal."""
     requests: int = 0
     """Number of requests since the catalog started: saves, loads and prefix queries."""
+    counted: Counted = field(default_factory=dict[str, list[float]], repr=False)
+    """Counters and histograms since the catalog started, as `tensorvine metrics` exports them."""
 
 
 @dataclass(frozen=True, slots=True)

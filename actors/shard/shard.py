@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from ...store.metrics import METRICS, SHOWN
+from ...store.metrics import METRICS, SHOWN, Source
 from ..collective.rendezvous import LocalRendezvous
 from ..engine.engine import Engine
 from ..engine.room import outlast_workers
@@ -102,7 +102,8 @@ class Shard:
 def _show(context: ShardContext, sessions: Sessions) -> None:
     """Set this shard's gauges in the engine's dashboard."""
     stats = sessions.stats_now()
-    gauges = {metric.name: float(getattr(stats, metric.field)) for metric in METRICS if metric.field in SHOWN}
+    shown = [metric for metric in METRICS if metric.source is Source.SHARD and metric.field in SHOWN]
+    gauges = {metric.name: float(getattr(stats, metric.field)) for metric in shown}
     context.engine.show(gauges, {"repository": context.config.repository, "shard": str(context.index)})
 
 

@@ -1,9 +1,9 @@
 """Reads the values of the metrics from the actors of a repository.
 
 Rules
-- Actors are asked by the calls that there are: `stats` of the shards and of the planner.
+- Actors are asked by the calls that there are: `stats` of the shards, of the catalog and of the planner.
 - An actor that does not answer within `ANSWER_S` is reported as down, and its metrics are left out. A scrape does not
-  fail while the planner restarts, and takes at most twice that time.
+  fail while the planner restarts, and takes at most three times as long.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from ...actors.client.repository import Repository
     from ...actors.planner.counting import PlannerStats
+    from ...actors.rpc.catalog_messages import CatalogStats
 
 ANSWER_S = 2.0
-"""How long the shards together, and the planner, may take to answer."""
+"""How long the shards together, the catalog, and the planner may take to answer."""
 
 Labels: TypeAlias = tuple[str, ...]
 Readings: TypeAlias = "dict[str, dict[Labels, list[float]]]"
@@ -43,10 +44,12 @@ def read(repo: Repository) -> Readings:
     engine = _ENGINES.get(type(repo.engine).__name__, "other")
     found["repository"] = {(repo.name, engine, version("tensorvine")): [1.0]}
     shards = repo.stats_by_shard(ANSWER_S)
-    planner = _planner(repo)
-    found["up"] = {("planner",): [float(planner is not None)]}
+    catalog, planner = _catalog(repo), _planner(repo)
+    found["up"] = {("catalog",): [float(catalog is not None)], ("planner",): [float(planner is not None)]}
     for shard, stats in sorted(shards.items()):
         found["up"][f"shard-{shard}",] = [float(isinstance(stats, ShardStats))]
+    if catalog is not None:
+        add_catalog(found, catalog)
     if planner is not None:
         add_planner(found, planner)
     add_shards(found, [stats for stats in shards.values() if isinstance(stats, ShardStats)])
@@ -64,6 +67,14 @@ def add_planner(found: Readings, stats: PlannerStats) -> None:
     _add_counted(found, stats.counted, ())
 
 
+def add_catalog(found: Readings, stats: CatalogStats) -> None:
+    """Add the values of the catalog."""
+    for metric in METRICS:
+        if metric.source is Source.CATALOG and metric.field:
+            found[metric.stem] = {(): [float(getattr(stats, metric.field))]}
+    _add_counted(found, stats.counted, ())
+
+
 def add_shards(found: Readings, shards: Iterable[ShardStats]) -> None:
     """Add the values of shards."""
     for stats in shards:
@@ -78,6 +89,13 @@ def _add_counted(found: Readings, counted: Mapping[str, list[float]] | Counted, 
     for key, values in counted.items():
         stem, *labels = key.split("|")
         found.setdefault(stem, {})[*label, *labels] = values
+
+
+def _catalog(repo: Repository) -> CatalogStats | None:
+    try:
+        return repo.catalog_stats(ANSWER_S)
+    except TensorVineError:
+        return None
 
 
 def _planner(repo: Repository) -> PlannerStats | None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...actors.client.repository import Repository
 from ...actors.planner.streams import Fitted, TrainingStatus
+from ...actors.rpc.catalog_messages import CatalogStats
 from ...actors.updates.follower import ConsumerStatus
 from ...actors.updates.watching import ConsumerWatch
 from ...planner.curves.forms import FORMS
@@ -132,8 +133,9 @@ class _Look:
         beats = self._pulse.look()
         known = [beat.stats for beat in beats if beat.stats is not None]
         self.is_silent = not known
-        if len(known) == len(beats):
-            ask = partial(self._versions.listing, self.repository, load_of(known))
+        catalog = self._catalog()
+        if catalog is not None:
+            ask = partial(self._versions.listing, self.repository, load_of(catalog))
             self._listing = self._tried("versions", ask, self._listing)
         listing = self._listing
         trainings = self._tried(
@@ -142,7 +144,7 @@ class _Look:
         consumers = self._watch.statuses(self._actors, ANSWER_S)
         shown = [self._consumer(name, told, listing) for name, told in sorted(consumers.items())]
         return {
-            "totals": _totals(beats),
+            "totals": _totals(beats, catalog),
             "shards": [_shard(beat) for beat in beats],
             "nodes": self._nodes(beats),
             "trainings": [training(name, told) for name, told in sorted(trainings.items())],
@@ -163,6 +165,9 @@ class _Look:
         except TensorVineError as exc:
             self._trouble[what] = _said(exc)
             return otherwise
+
+    def _catalog(self) -> CatalogStats | None:
+        return self._tried("catalog", partial(self.repository.catalog_stats, ANSWER_S), None)
 
     def _places(self) -> None:
         if time.monotonic() - self._asked >= PLACES_S:
@@ -270,16 +275,17 @@ def _lag(model: str, ref: ModelRef | None, listing: Listing) -> dict[str, object
     }
 
 
-def _totals(beats: list[Beat]) -> dict[str, object]:
+def _totals(beats: list[Beat], catalog: CatalogStats | None) -> dict[str, object]:
     known = [(beat, beat.stats) for beat in beats if beat.stats is not None]
     rates = {
         name: sum(value for beat, _ in known if (value := getattr(beat, name)) is not None)
         for name in ("requests_per_s", "saved_per_s", "sent_per_s")
     }
-    sums = ("models", "tensors", "bytes_disk", "capacity", "pins", "waiting_for_memory", "waiting_for_disk")
-    sums += ("versions_unwritten", "bytes_unwritten", "replicas_missing")
+    sums = ("tensors", "bytes_disk", "capacity", "waiting_for_memory", "waiting_for_disk")
+    told = ("models", "pins", "versions_unwritten", "bytes_unwritten", "replicas_missing")
     return {
         **{name: sum(getattr(stats, name) for _, stats in known) for name in sums},
+        **{name: getattr(catalog, name) if catalog is not None else None for name in told},
         "bytes_used": sum(beat.bytes_used for beat, _ in known),
         **rates,
     }

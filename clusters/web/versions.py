@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from ...actors.client.repository import Repository
+from ...actors.rpc.catalog_messages import CatalogStats
 from ...store.refs import ModelRef
-from ...store.shard import ShardStats
 from ...store.versions.manifest import ModelInfo
 
 OVERLAP = timedelta(seconds=2)
@@ -28,8 +28,8 @@ SHARE = 40
 """Listing versions may use at most one part in `SHARE` of the time."""
 NAMES, FEW = 4, 256
 """Names with new versions that are looked at for retired ones, and the most versions that such a name may have."""
-Load = tuple[tuple[int, int, int], ...]
-"""Of each shard: its number, its versions, and the requests it has received. Another one after each save."""
+Load = tuple[int, int, int]
+"""Of the catalog: its term, its versions, and the number of its last record. Another one after each save."""
 NEWEST = 12
 """Versions in a short list."""
 
@@ -71,14 +71,14 @@ class Versions:
 
         Args:
             repository: answers.
-            load: of the shards, by which it is known whether there is anything new. None asks them.
+            load: of the catalog, by which it is known whether there is anything new. None asks for it.
 
         Raises:
             TensorVineError: the errors of `Repository.infos`.
         """
         with self._lock:
             if load is None:
-                load = load_of(repository.stats().shards)
+                load = load_of(repository.catalog_stats(ANSWER_S))
             now = time.monotonic()
             if self._latest is None:
                 self._list_all(repository)
@@ -87,9 +87,9 @@ class Versions:
                 self._soonest = now + SHARE * (time.monotonic() - now)
             else:
                 return self._listing
-            if len(self._listing.infos) != sum(models for _, models, _ in load) and time.monotonic() >= self._again:
+            if len(self._listing.infos) != load[1] and time.monotonic() >= self._again:
                 self._list_all(repository)
-            self._load = load if len(self._listing.infos) == sum(models for _, models, _ in load) else None
+            self._load = load if len(self._listing.infos) == load[1] else None
             return self._listing
 
     def forget(self) -> None:
@@ -126,9 +126,9 @@ class Versions:
         self._latest = max((info.created for info in infos.values()), default=None)
 
 
-def load_of(shards: Iterable[ShardStats]) -> Load:
-    """Return the load of shards by their statistics."""
-    return tuple((stats.shard, stats.models, stats.requests) for stats in shards)
+def load_of(stats: CatalogStats) -> Load:
+    """Return the load of the catalog by its statistics."""
+    return stats.term, stats.models, stats.sequence
 
 
 def search(infos: Iterable[ModelInfo], words: str, parent: str, limit: int) -> tuple[list[ModelInfo], int]:

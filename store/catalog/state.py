@@ -659,6 +659,11 @@ class CatalogState:
         """List live versions, sorted."""
         return sorted(ref for ref in self._entries if ref.name.startswith(prefix))
 
+    def headers(self, prefix: str, after_ns: int) -> list[Header]:
+        """List the headers of the live versions that were created after a time."""
+        found = (entry.header for entry in self._entries.values())
+        return [header for header in found if header.created_ns > after_ns and header.ref.name.startswith(prefix)]
+
     def is_used(self, ref: ModelRef) -> bool:
         """Tell whether a number of a name was used, as far as this knows."""
         known = self._names.get(ref.name)

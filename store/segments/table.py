@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import astuple
 
 from ..errors import CorruptDataError, ModelLostError
@@ -222,6 +222,15 @@ class SegmentTable:
         """Return the content hashes of those of `segments` that are here and hashed."""
         found = {s: self._segments[s].digests for s in segments if s in self._segments}
         return {segment_id: digests for segment_id, digests in found.items() if digests is not None}
+
+    def places_of(self, digests: Set[str]) -> dict[str, tuple[SegmentId, int]]:
+        """Find slots by content: hash -> (segment, slot), of those that are hashed."""
+        return {
+            digest: (segment.id, slot)
+            for segment in self._segments.values()
+            for slot, digest in enumerate(segment.digests or ())
+            if digest in digests and segment.has([slot])
+        }
 
     # ---- files ----------------------------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ class Clients:
                 replicas_missing=self._placement.missing_copies(),
                 sequence=self._state.sequence,
                 requests=self._context.requests,
+                counted=self._context.counts.copy(),
             )
 
     @answers(ClientCalls.unreadable)

@@ -10,6 +10,7 @@ from ....store.catalog.orders import Ended
 from ....store.catalog.reports import Answered, Place, Report, Sender
 from ....store.errors import OperationTimeoutError, ShardUnavailableError, StorageError
 from ....store.holders import Request
+from ....store.metrics import CATALOG_COMMIT
 from ....store.segments.segment import File, SegmentId
 from ....store.versions.manifest import check_metadata
 from ....store.versions.slots import unpacked_slots
@@ -86,6 +87,12 @@ class Shards:
 
     @answers(KeeperCalls.commit)
     async def commit(self, sender: Sender, proposal: Proposal) -> Committed | Refused:
+        begun = time.perf_counter()
+        answer = await self._commit(sender, proposal)
+        self._context.counts.observe(CATALOG_COMMIT, time.perf_counter() - begun)
+        return answer
+
+    async def _commit(self, sender: Sender, proposal: Proposal) -> Committed | Refused:
         draft, deadline = proposal.draft, Deadline.after(proposal.timeout)
         check_metadata(draft.name, draft.metadata, self._context.config.metadata_bytes)
         holds = unpacked_slots(draft.slots)

@@ -13,7 +13,7 @@ from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease, Request
 from ....store.refs import ModelRef
 from ....store.segments.segment import SegmentId
-from ....store.versions.manifest import Header
+from ....store.versions.manifest import Header, HeaderRow
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.catalog_calls import ClientCalls
@@ -113,6 +113,13 @@ class Versions:
         with self._lock:
             self._context.lease.check()
             return self._state.models(prefix)
+
+    @answers(ClientCalls.headers)
+    async def headers(self, prefix: str, after_ns: int) -> list[HeaderRow]:
+        with self._lock:
+            self._context.lease.check()
+            found = self._state.headers(prefix, after_ns)
+        return [header.row() for header in found]
 
     @answers(ClientCalls.find)
     async def find(self, pattern: Sequence[Mapping[str, object]], exact: bool) -> list[ModelRef]:

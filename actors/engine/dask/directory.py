@@ -137,11 +137,11 @@ class Directory:
         else:
             self._kept[name] = value
 
-    def claim(self, name: str) -> bool:
-        """Keep a name, with no bytes, unless it is kept."""
+    def keep_absent(self, name: str, value: bytes) -> bool:
+        """Keep some bytes unless the name is kept; return whether they are kept now."""
         is_new = name not in self._kept
         if is_new:
-            self._kept[name] = b""
+            self._kept[name] = value
         return is_new
 
     def kept(self, prefix: str) -> dict[str, bytes]:

@@ -34,7 +34,7 @@ WAIT_S = 5.0
 """How long a question may wait for news."""
 RETIRED = "retire-workers"
 """How the reason begins for which the scheduler removes a worker that is retired."""
-_ASKED = ("spawn", "find", "actors", "nodes", "keep", "claim", "kept", "reserve", "unreserve", "reserved")
+_ASKED = ("spawn", "find", "actors", "nodes", "keep", "keep_absent", "kept", "reserve", "unreserve", "reserved")
 
 
 def client_owner(client: str) -> str:

@@ -25,6 +25,7 @@ from ..context import ShardContext
 from ..disk.history import History
 from ..local_clients import LocalClients
 from ..reporting import Reporting
+from ..serving.patch_cache import PatchCache
 from ..serving.senders import Senders
 from ..settling import Settling
 
@@ -42,6 +43,7 @@ class Sessions:
         history: the shard's disk, if there is one.
         local: the clients on this node.
         senders: what sends to groups that clients are members of.
+        patches: made lately.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Sessions:
         history: History | None,
         local: LocalClients,
         senders: Senders,
+        patches: PatchCache,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -65,6 +68,7 @@ class Sessions:
         self._history = history
         self._local = local
         self._senders = senders
+        self._patches = patches
 
     @answers(SessionCalls.hello)
     async def hello(self, client: str, node: str, process: ProcessId) -> Hello:
@@ -101,6 +105,10 @@ class Sessions:
 
     @answers(SessionCalls.stats)
     async def stats(self) -> ShardStats:
+        return self.stats_now()
+
+    def stats_now(self) -> ShardStats:
+        """Return the statistics of the shard; for a thread, too."""
         with self._lock:
             totals, memory = self._state.totals, self._segment_memory
             return ShardStats(
@@ -116,9 +124,12 @@ class Sessions:
                 requests=self._context.requests,
                 bytes_saved=memory.bytes_saved,
                 bytes_sent=self._context.bytes_sent,
+                patches_made=self._patches.made,
+                bytes_patches=self._patches.nbytes,
                 bytes_replicated=totals.copies,
                 waiting_for_memory=self._admission.waiting_for_memory,
                 waiting_for_disk=self._admission.waiting_for_disk,
+                counted=self._context.counts.copy(),
             )
 
     @answers(SessionCalls.check)

@@ -216,7 +216,7 @@ class Writes:
         self._copies.over(save)
 
     async def _committed_by(self, handed: Handed, deadline: Deadline) -> Committed | Refused:
-        draft, what = handed.draft, f"save of {handed.draft.name!r}"
+        draft, what, begun = handed.draft, f"save of {handed.draft.name!r}", time.perf_counter()
         named = unpacked_slots(draft.slots)
         await self._admission.keep_pace(what, deadline)
         await self._proposals.ready(what, deadline)
@@ -233,6 +233,7 @@ class Writes:
         if handed.durable and self._history is not None:
             self._history.persister.add(proposal.staged)
         answer = await self._proposals.answer(proposal, deadline)
+        self._context.counts.observe(SHARD_COMMIT, time.perf_counter() - begun)
         if isinstance(answer, Committed):
             self._publish(draft.save, named, answer)
         return answer
