@@ -4,8 +4,8 @@ Rules
 - Names have base units (seconds, bytes) and the prefix `tensorvine_`; those of counters end in `_total`.
 - No label holds the name of a model or a version: the number of series does not grow with the repository. The values of
   a label are fixed words, names of classes of errors, and numbers of shards.
-- `field` names the attribute of `ShardStats`, `CatalogStats` or `PlannerStats` that has the value. Metrics without a field are counted
-  (`counting.Counts`), or known to the process that answers the scrape.
+- `field` names the attribute of `ShardStats`, `CatalogStats` or `PlannerStats` that has the value. Metrics without a
+  field are counted (`counting.Counts`), or known to the process that answers the scrape.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ METRICS: tuple[Metric, ...] = (
         "Name of the repository, its engine, and the release of TensorVine.",
         ("repository", "engine", "version"),
     ),
-    Metric(
-        Source.SCRAPE, Kind.GAUGE, "up", "1 if the catalog, planner or shard answered this scrape, else 0.", ("actor",)
-    ),
+    Metric(Source.SCRAPE, Kind.GAUGE, "up", "1 if the actor answered this scrape, else 0.", ("actor",)),
     Metric(Source.PLANNER, Kind.GAUGE, "shards", "Shards, including those that drain.", (), "shards"),
     Metric(Source.PLANNER, Kind.GAUGE, "shards_draining", "Shards that drain.", (), "draining"),
     Metric(Source.PLANNER, Kind.GAUGE, "trainings", "Training runs that publish updates.", (), "trainings"),

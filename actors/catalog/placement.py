@@ -278,7 +278,10 @@ class Placement:
         for record in self._context.decide(lambda: self._state.decide_lost(missing)):
             refs = [f"{name}@{version}" for name, version in record.refs] if isinstance(record, Lost) else []
             log.warning(
-                "catalog: %d versions are lost: %s%s", len(refs), ", ".join(refs[:10]), ", ..." * (len(refs) > 10)
+                "catalog: %d versions are lost: %s%s; save them again",
+                len(refs),
+                ", ".join(refs[:10]),
+                ", ..." * (len(refs) > 10),
             )
 
     # ---- freeing --------------------------------------------------------------------------------------

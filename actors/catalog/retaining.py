@@ -56,7 +56,11 @@ class Retaining:
                 blamed = f"{type(policy).__name__}: {exc!r}"
                 if blamed not in self._blamed and len(self._blamed) < BLAMES:
                     self._blamed.add(blamed)
-                    log.error("catalog: the retention policy failed, all versions stay in memory: %s", blamed)
+                    log.error(
+                        "catalog: the retention policy failed, all versions stay in memory; correct keep= at the next "
+                        "start: %s",
+                        blamed,
+                    )
 
     def _ask(self, policy: Retention, name: str) -> None:
         with self._context.lock:

@@ -16,14 +16,14 @@ from ...store.patches.comparing import TensorDiff
 from ...store.refs import ModelRef
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import TensorEntry
-from ...store.waiting import Deadline
+from ...store.waiting import Backoff, Deadline
 from ..rpc.redis_keys import Address
 from ..shard.calls import ShardCalls
 from ..shard.calls.patches import Pair
 from .catalog import Catalog
 from .fetch.transports import AUTO
 from .pinned import Pinned
-from .reader import Reader
+from .reader import AGAIN_S, Reader
 from .session import Session
 
 MOST_BINS = 10_000
@@ -81,14 +81,16 @@ class Differ:
         self, refs: Sequence[ModelRef], pairs: Mapping[str, Pair], bins: int, deadline: Deadline
     ) -> dict[str, TensorDiff]:
         """Compare the tensors that have equal dtypes and shapes, but do not share their bytes."""
+        pauses = Backoff(*AGAIN_S)
         while True:
             where = self._where(refs, deadline)
             if missing := {slot[0] for pair in pairs.values() for slot in (pair.tensor, pair.base)} - where.keys():
                 raise ModelLostError(f"diff: expected the places of all segments; found none of {sorted(missing)}")
             try:
                 return self._asked(pairs, where, bins, deadline)
-            except MovedError:  # a shard has left just now
-                self._session.moved(None, "diff", deadline)
+            except (ModelLostError, MovedError):  # they are elsewhere by now
+                if not pauses.wait(deadline):
+                    raise
 
     def _where(self, refs: Sequence[ModelRef], deadline: Deadline) -> dict[SegmentId, int]:
         """Return which shard answers for each segment of some versions."""

@@ -178,19 +178,20 @@ class Patching:
         transport: str,
         deadline: Deadline,
     ) -> dict[str, Array]:
-        chosen = self._reader.select(ref, self._catalog.table(ref, None), selection)
+        located = self._reader.located(ref, transport, deadline)
+        chosen = self._reader.select(ref, self._catalog.table(ref, located.body), selection)
         expected = {name: Expected(dtype_of(e.dtype), e.shape, (e.segment, e.slot)) for name, e in chosen.items()}
         targets = targets_of(expected, into, str(ref))
         while True:
-            places = self._reader.located(ref, transport, deadline).places
-            if missing := {entry.segment for entry in chosen.values()} - places.keys():
+            where = {segment: place[0] for segment, place in located.places.items()}
+            if missing := {entry.segment for entry in chosen.values()} - where.keys():
                 raise ModelLostError(f"{ref}: expected the places of all segments; found none of {sorted(missing)}")
-            where = {segment: place[0] for segment, place in places.items()}
             try:
                 came = self._arrays(_Load(ref, transport, deadline, chosen, targets, where), base)
                 break
             except MovedError:  # a shard has left just now
                 self._session.moved(None, f"load of {ref}", deadline)
+                located = self._reader.located(ref, transport, deadline)
         for name, array in came.items():
             np.copyto(targets[name], array)
         return targets

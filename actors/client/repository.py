@@ -27,6 +27,7 @@ from ...store.errors import (
     OperationTimeoutError,
     OptionError,
     StorageError,
+    TensorVineError,
 )
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery

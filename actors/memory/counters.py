@@ -1,4 +1,4 @@
-"""The catalog's version page: counters in a memfd that clients of its node map, so that a repeated load sends no message.
+"""The catalog's version page: counters in a memfd that clients of its node map, so that repeated loads send nothing.
 
 Rules
 - Only the catalog writes it. A name has the counter at its hash; whatever changes which version is the latest of a name

@@ -57,10 +57,11 @@ def test_versions_of_other_names_and_in_other_shards(repo: Repository, name: str
     """What a client elsewhere saves lies at the home of the name."""
     with connect_from_afar(repo.name) as far:
         for shard in (0, 1):
-            at = next(each for n in range(1000) if repo._session.home(each := f"{name}-{shard}-{n}") == shard)
+            at = next(each for n in range(1000) if repo._session.near(each := f"{name}-{shard}-{n}") == shard)
             far.save(at, {**TENSORS, "small": TENSORS["small"] + shard})
         one, other = repo.models(f"{name}-0-") + repo.models(f"{name}-1-")
-        places = [{e.segment[0] for e in repo._table(ref)[1].values()} for ref in (one, other)]
+        found = [repo._reader.located(ref, "auto", Deadline.after(30.0)) for ref in (one, other)]
+        places = [{shard for shard, _ in located.places.values()} for located in found]
         assert places == [{0}, {1}]
         for client in (repo, far):
             found = client.diff(one, other)
@@ -89,7 +90,7 @@ def test_what_is_on_disk_only_is_read(cluster: object, tmp_path: Path, name: str
 def test_pins_end_with_the_comparison(repo: Repository, name: str) -> None:
     first, second = repo.save(name, TENSORS), repo.save(name, TENSORS)
     repo.diff(first, second)
-    eventually(lambda: not sum(shard.pins for shard in repo.stats().shards), "the pins to go")
+    eventually(lambda: not repo.stats().catalog.pins, "the pins to go")
 
 
 def test_bad_input(repo: Repository, name: str) -> None:

@@ -233,7 +233,7 @@ class TestPins:
         versions = [model()]
         repo.save(name, versions[0])
         arrays = {each: np.empty_like(array) for each, array in versions[0].items()}
-        pins = repo.stats().shards[0].pins
+        pins = repo.stats().catalog.pins
         far.load(name, into=arrays, have={})
         held = f"{name}@1"
         for number in range(2, 5):
@@ -243,10 +243,10 @@ class TestPins:
             held = f"{name}@{number}"
             far.load(name, into=arrays, have=f"{name}@{number - 1}")
             assert same(arrays, versions[-1])
-            eventually(lambda: repo.stats().shards[0].pins == pins + 1, "one pin of the reader")
+            eventually(lambda: repo.stats().catalog.pins == pins + 1, "one pin of the reader")
         assert (far.traffic().patches, far.traffic().fallbacks) == (3, {})
         far.close()
-        eventually(lambda: repo.stats().shards[0].pins == pins, "no pin of the reader")
+        eventually(lambda: repo.stats().catalog.pins == pins, "no pin of the reader")
 
     def test_a_load_that_fails_leaves_arrays_and_pin(
         self, repo: Repository, far: Repository, name: str, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +257,7 @@ class TestPins:
         far.load(name, into=arrays, have={})
         second = stepped(first, "large", "bias")
         repo.save(name, second)
-        pins = repo.stats().shards[0].pins
+        pins = repo.stats().catalog.pins
 
         def broken(*_: object, **__: object) -> None:
             raise ShardUnavailableError("shard 0: expected it to answer; it died")
@@ -267,7 +267,7 @@ class TestPins:
             with pytest.raises(ShardUnavailableError):
                 far.load(name, into=arrays, have=f"{name}@1")
         assert same(arrays, first)
-        eventually(lambda: repo.stats().shards[0].pins == pins, "the pin of the load to go")
+        eventually(lambda: repo.stats().catalog.pins == pins, "the pin of the load to go")
         far.load(name, into=arrays, have=f"{name}@1")
         assert same(arrays, second)
 
@@ -391,7 +391,7 @@ def test_a_base_in_another_shard(cluster: object, name: str, patched: None) -> N
         Repository.start("apart", shards=2, store_bytes=64 << 20, preallocate_bytes=0) as repo,
         connect_from_afar("apart") as far,
     ):
-        at = [next(n for i in range(1000) if repo._session.home(n := f"{name}-{i}") == shard) for shard in (0, 1)]
+        at = [next(n for i in range(1000) if repo._session.near(n := f"{name}-{i}") == shard) for shard in (0, 1)]
         for each, tensors in zip(at, (first, second), strict=True):
             far.save(each, tensors)  # what a client elsewhere saves lies at the home of the name
         arrays = copied(first)

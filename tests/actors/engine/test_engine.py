@@ -390,7 +390,7 @@ def on_dask(dask: DaskEngine) -> Iterator[Repository]:
 
 def name_with_home(repository: Repository, home: int, prefix: str) -> str:
     names = (f"{prefix}-{i}" for i in range(100))
-    return next(name for name in names if repository._session.home(name) == home)
+    return next(name for name in names if repository._session.near(name) == home)
 
 
 def graph_of(units: int) -> ModelGraph:
@@ -439,11 +439,11 @@ def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
 
 def test_models_of_both_shards_on_dask_are_saved_loaded_and_counted(on_dask):
     models = {f"m-{i}": np.full((4, 8), i, np.float32) for i in range(6)}
-    homes = {on_dask._session.home(name) for name in models}
+    homes = {on_dask._session.near(name) for name in models}
     for name, value in models.items():
         on_dask.save(name, {"w": value})
     assert homes == {0, 1}
-    assert [shard.models > 0 for shard in on_dask.stats().shards] == [True, True]
+    assert [shard.tensors > 0 for shard in on_dask.stats().shards] == [True, True]
     for name, value in models.items():
         assert np.array_equal(on_dask.load(name)["w"], value)
 

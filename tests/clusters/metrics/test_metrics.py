@@ -99,7 +99,7 @@ class TestScrape:
             ("tensorvine_query_seconds_count", ""): 2.0,
             ("tensorvine_queries_total", "found"): 1.0,
             ("tensorvine_queries_total", "none"): 1.0,
-            ("tensorvine_shard_models", "0"): 2.0,
+            ("tensorvine_catalog_models", ""): 2.0,
             ("tensorvine_shard_commit_seconds_count", "0"): 2.0,
             ("tensorvine_shard_saved_bytes_total", "0"): 8000.0,
             ("tensorvine_clients", ""): 1.0,
@@ -160,7 +160,7 @@ class TestScrape:
         found = values_of(collect(repository))
         assert found["tensorvine_planner_restarts_total", ""] == 1.0
         assert found["tensorvine_save_seconds_count", ""] == 1.0
-        assert found["tensorvine_shard_models", "0"] == 2.0
+        assert found["tensorvine_catalog_models", ""] == 2.0
 
     def test_a_planner_that_does_not_answer_is_down_and_its_metrics_are_left_out(self, repository: Repository) -> None:
         planner = planner_pid(repository)
@@ -171,7 +171,7 @@ class TestScrape:
             os.kill(planner, signal.SIGCONT)
         assert found["tensorvine_up", "planner"] == 0.0
         assert found["tensorvine_up", "shard-0"] == 1.0
-        assert found["tensorvine_shard_models", "0"] == 0.0
+        assert found["tensorvine_catalog_models", ""] == 0.0
         assert not [name for name, _ in found if name.startswith(("tensorvine_save_", "tensorvine_shards"))]
 
 
@@ -186,12 +186,12 @@ class TestServer:
         first = Repository.start(name, shards=1, preallocate_bytes=0)
         with MetricsServer(lambda: Repository.connect(name), 0) as server:
             first.save("m", {"w": np.ones(3)})
-            assert self.read(server)["tensorvine_shard_models", "0"] == 1.0
+            assert self.read(server)["tensorvine_catalog_models", ""] == 1.0
             first.close()
             eventually(lambda: self.read(server)["tensorvine_up", "planner"] == 0.0, "it is reported as down")
             with Repository.start(name, shards=1, preallocate_bytes=0):
                 eventually(lambda: self.read(server)["tensorvine_up", "planner"], "it connects again")
-                assert self.read(server)["tensorvine_shard_models", "0"] == 0.0
+                assert self.read(server)["tensorvine_catalog_models", ""] == 0.0
 
     def test_a_port_that_is_taken_is_an_error_that_names_it(self) -> None:
         with socket.socket() as taken:
