@@ -12,6 +12,7 @@ from tensorvine.actors import Repository
 from tensorvine.store import KeepLast
 from tensorvine.store.errors import ModelNotFoundError, OptionError
 from tensorvine.store.patches.comparing import TensorDiff, difference
+from tensorvine.store.waiting import Deadline
 
 from tests.support.far import connect_from_afar
 from tests.support.waiting import eventually
