@@ -30,6 +30,7 @@ class Part:
     path = None
     repository = "stand-in"
     counts = Counts()
+    meter = None
     pins = SimpleNamespace(abort=lambda save: None)
     names: tuple[str, ...] = ()
 
