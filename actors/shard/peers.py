@@ -87,7 +87,7 @@ class Peers:
         return await self._shards[shard].ask(request, timeout)
 
     async def ask_holding(self, shard: int, request: Request[_R], timeout: float = PEER_TIMEOUT_S) -> _R:
-        """As `ask`, for what a shard refuses without a lease: ask it, or its next incarnation, until it has one."""
+        """As `ask`, for a call that a shard refuses without a lease: repeat it until the shard has one."""
         deadline, pauses, lapsed = Deadline.after(timeout), Backoff(*LAPSED_PAUSE_S), False
         while True:
             try:

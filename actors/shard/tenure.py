@@ -45,7 +45,7 @@ _R = TypeVar("_R")
 
 
 class LapsedError(ShardUnavailableError):
-    """A shard has no lease; nothing has happened. Its next incarnation may be elsewhere."""
+    """A shard has no lease and refused a call. Its next incarnation may be elsewhere."""
 
 
 def _unseen(ends: float) -> None:
@@ -98,10 +98,10 @@ class Tenure:
             raise LapsedError(self._lapsed())
 
     async def during(self, work: Coroutine[Any, Any, _R]) -> _R:
-        """Await what another shard waits for, while the actor may answer; then it is cancelled.
+        """Return the result of a call of another shard; cancel the call when the lease ends.
 
         Raises:
-            LapsedError: the actor may not answer any more.
+            LapsedError: the lease has ended.
         """
         task = asyncio.ensure_future(work)
         try:

@@ -111,7 +111,7 @@ class ReplicaCalls:
 
         Raises:
             ModelLostError: one went with an earlier incarnation of this shard, after the home had it held.
-            LapsedError: this shard has no lease, or its lease ended meanwhile.
+            LapsedError: this shard has no lease.
         """
         ...
 
