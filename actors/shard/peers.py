@@ -6,6 +6,7 @@ Rules
 - A shard that starts again holds nothing at another before that has let go of what an earlier incarnation held there: a
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
+- A shard without a lease is asked again: if another process has replaced it, the next try reaches that one.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
@@ -23,7 +24,7 @@ from ...store.holders import Holder
 from ...store.refs import ModelRef
 from ...store.segments.segment import Holds, SegmentId
 from ...store.versions.ledger import Fact, Told
-from ...store.waiting import Backoff
+from ...store.waiting import Backoff, Deadline
 from ..engine.engine import Engine
 from ..rpc.calls import Request
 from ..rpc.channel import Channel
@@ -32,12 +33,15 @@ from ..rpc.messages import PEER_TIMEOUT_S, RecoveryInfo, Sender, ShardConfig, pl
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from .calls import ShardCalls
+from .tenure import LapsedError
 
 log = logging.getLogger(__name__)
 
 RECOVERY_PAUSE_S = 0.5
 NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
+LAPSED_PAUSE_S = (0.1, 1.0)
+"""Shortest and longest pause between two tries to reach a shard with a lease."""
 OWED_PAUSE_S = (0.2, 1.0)
 """Shortest and longest pause between two tries to tell a shard what it is owed."""
 
@@ -82,6 +86,17 @@ class Peers:
         """Call a shard from a loop, and await its answer."""
         return await self._shards[shard].ask(request, timeout)
 
+    async def ask_holding(self, shard: int, request: Request[_R], timeout: float = PEER_TIMEOUT_S) -> _R:
+        """As `ask`, for a call that a shard refuses without a lease: repeat it until the shard has one."""
+        deadline, pauses, lapsed = Deadline.after(timeout), Backoff(*LAPSED_PAUSE_S), False
+        while True:
+            try:
+                return await self.ask(shard, request, deadline.left())
+            except ShardUnavailableError as exc:  # after a refusal also because the former process ends meanwhile
+                lapsed = lapsed or isinstance(exc, LapsedError)
+                if not lapsed or not await pauses.wait_async(deadline):
+                    raise
+
     def call(self, shard: int, request: Request[_R], timeout: float) -> _R:
         """Call a shard from a thread, and wait for its answer."""
         return self._shards[shard].call(request, timeout)
@@ -116,7 +131,7 @@ class Peers:
         if stale is not None:  # whether it has heard of that is not known
             await self.ask(shard, ShardCalls.release_homes(self._config.index, *stale, self._restarts))
             self._stale.pop(shard, None)
-        await self.ask(shard, ShardCalls.hold(ref, part))
+        await self.ask_holding(shard, ShardCalls.hold(ref, part))
 
     async def hold(self, ref: ModelRef, holds: Holds) -> None:
         """Have the other shards hold their part of what a version names."""

@@ -3,7 +3,8 @@
 Rules (docs/design/hosts.md)
 - A shard enters itself at the head of the cluster (`registry`), and asks there again and again whether it still is the
   one. Each answer that it is gives it a lease, from when it was asked. Without a lease it answers for no version,
-  commits none and changes no file, and the readers of its node see on its version page that the lease is over.
+  commits none, has no part in those of others and changes no file, and the readers of its node see on its version page
+  that the lease is over.
 - A planner does so, too. Without a lease it decides on no topology.
 - The next incarnation enters itself in its place, and answers nothing before the former's lease has run out. A former
   one of its own node has ended, which is quicker to see.
@@ -12,6 +13,7 @@ Rules (docs/design/hosts.md)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -20,7 +22,8 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from ...store.errors import OperationTimeoutError, ShardUnavailableError, TensorVineError
 from ...store.waiting import NEVER, Backoff, Deadline
@@ -37,6 +40,12 @@ MARGIN_S = 0.1
 """How much longer the next incarnation waits: clocks may run a little apart."""
 PAUSE_S = 0.05
 """Between two looks of who waits for the lease."""
+
+_R = TypeVar("_R")
+
+
+class LapsedError(ShardUnavailableError):
+    """A shard has no lease and refused a call. Its next incarnation may be elsewhere."""
 
 
 def _unseen(ends: float) -> None:
@@ -83,10 +92,25 @@ class Tenure:
         """Refuse to answer while the actor may not.
 
         Raises:
-            ShardUnavailableError: it may not, for now or for good.
+            LapsedError: it may not, for now or for good.
         """
         if not self.holds:
-            raise ShardUnavailableError(self._lapsed())
+            raise LapsedError(self._lapsed())
+
+    async def during(self, work: Coroutine[Any, Any, _R]) -> _R:
+        """Return the result of a call of another shard; cancel the call when the lease ends.
+
+        Raises:
+            LapsedError: the lease has ended.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self.check()
+                await asyncio.wait([task], timeout=PAUSE_S)
+            return await task
+        finally:
+            task.cancel()
 
     def check_running(self) -> None:
         """Refuse to answer for good, without regard to the lease.

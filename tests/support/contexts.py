@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,9 @@ class HeldTenure:
 
     def check_running(self) -> None:
         self.check()
+
+    async def during(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await work
 
     async def held(self, deadline: Deadline) -> None:
         pass

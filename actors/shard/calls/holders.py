@@ -19,6 +19,7 @@ class HolderCalls:
 
         Raises:
             OperationTimeoutError: it was given up already.
+            LapsedError: this shard has no lease.
             CorruptDataError: a slot is on disk only, and its file is damaged.
         """
         ...

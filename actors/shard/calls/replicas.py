@@ -105,12 +105,13 @@ class ReplicaCalls:
         """Return all that is kept of a shard."""
         ...
 
-    @remote("data")
+    @remote("data", repeatable=True)
     def secure(self, segments: Sequence[SegmentId], timeout: float) -> None:
         """Have copies of segments of this shard on other nodes, for a version whose home is elsewhere.
 
         Raises:
             ModelLostError: one went with an earlier incarnation of this shard, after the home had it held.
+            LapsedError: this shard has no lease.
         """
         ...
 

@@ -1,6 +1,7 @@
 """Who holds tensors of a shard: versions of other homes, by name, as these homes tell it.
 
 Rules
+- A shard without a lease refuses new holders (`tenure`): its next incarnation may have asked all homes already.
 - A version's home tells the shards that have its tensors to hold and to release them. Telling twice changes nothing,
   and a release counts whether it comes after the hold that it undoes or before (`store.versions.overtaken`).
 - A shard whose segments went to its successors passes on what it is told of them (`segment_handoff`).
@@ -55,6 +56,7 @@ class Holders:
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
+        self._tenure = context.tenure
         self._settling = settling
         self._history = history
         self._segment_handoff = segment_handoff
@@ -69,6 +71,7 @@ class Holders:
         if self._history is not None:
             await self._history.check_files(holds)
         with self._lock:
+            self._tenure.check()
             self._overtaken.check(ref)
             self._strays.held(ref)
             moved = self._segment_handoff.moved

@@ -2,6 +2,7 @@
 
 Rules
 - Whose copies are wanted may be any shard's: each has its own backups, and is asked.
+- A shard without a lease has no copies made for another shard: its next incarnation is to have them.
 - With `replicas=1` there is nothing to be done.
 """
 
@@ -43,6 +44,7 @@ class Securing:
         self._state = context.state
         self._lock = context.lock
         self._peers = context.peers
+        self._tenure = context.tenure
         self._replication = replication
         self._history = history
         self._admission = admission
@@ -80,7 +82,7 @@ class Securing:
         left = deadline.left()
         await asyncio.gather(
             self._replication.secure(own, {header.ref: kept}, deadline),
-            *(self._peers.ask(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
+            *(self._peers.ask_holding(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
         )
 
     async def records(self, records: Mapping[ModelRef, Kept], timeout: float = PEER_TIMEOUT_S / 2) -> None:
@@ -92,7 +94,7 @@ class Securing:
     async def secure(self, segments: Sequence[SegmentId], timeout: float) -> None:
         with self._lock:
             self._state.blocks(segments)
-        await self.segments(segments, timeout)
+        await self._tenure.during(self.segments(segments, timeout))
 
     async def segments(self, segments: Sequence[SegmentId], timeout: float = PEER_TIMEOUT_S / 2) -> None:
         """Have copies of segments of this shard."""

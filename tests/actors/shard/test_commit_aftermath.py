@@ -208,7 +208,7 @@ def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_
 ) -> None:
     heard: list[tuple[str, Any]] = []
 
-    async def ask(shard: int, request: Request[Any]) -> None:
+    async def ask(shard: int, request: Request[Any], timeout: float = 30.0) -> None:
         await asyncio.sleep(0)
         heard.append((request.remote.name, request.arguments))
 

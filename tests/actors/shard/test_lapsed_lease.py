@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.tenure import LapsedError
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
 
 from tests.support.disklife import Life, note, put
-from tests.support.home import Home
+from tests.support.home import SEGMENT, Home
 
 
 @pytest.fixture
@@ -108,6 +110,38 @@ def test_what_comes_to_nothing_where_another_is_in_the_shard_s_place_is_left_to_
 
     asyncio.run(save())
     assert home.state.models() == tenure.undone == []
+
+
+# ---- the saves of others ------------------------------------------------------------------------------
+
+
+def test_a_shard_without_a_lease_holds_nothing_for_others(home: Home) -> None:
+    """Its next incarnation may have asked all homes already what they name there."""
+    tenure: Any = home.context.tenure
+    tenure.holds = False
+    with pytest.raises(ShardUnavailableError, match="there is no lease"):
+        asyncio.run(home.holders.hold(ModelRef("m", 1), {SEGMENT: [0]}))
+    assert not home.state.is_holder(ModelRef("m", 1))
+
+
+def test_a_save_asks_again_where_a_shard_without_a_lease_is_replaced(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    refusals: list[Exception] = [
+        LapsedError("no lease"),
+        ShardUnavailableError("it ended"),
+        LapsedError("no lease yet"),
+    ]
+
+    async def ask(shard: int, request: Request[Any], timeout: float) -> None:
+        if refusals:
+            raise refusals.pop(0)
+        heard.append(request.remote.name)
+
+    monkeypatch.setattr(home.peers, "ask", ask)
+    asyncio.run(home.peers.hold(ModelRef("m", 1), {(1, 1): [0]}))
+    assert heard == ["hold"]
 
 
 # ---- the path -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.rpc.registry import Registry
 from tensorvine.actors.shard import tenure as tenure_module
-from tensorvine.actors.shard.tenure import Tenure
+from tensorvine.actors.shard.tenure import LapsedError, Tenure
 from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.waiting import NEVER, Deadline
 
@@ -105,6 +105,24 @@ class TestOneIncarnation:
             tenure.wait(NEVER)
         with pytest.raises(ShardUnavailableError, match="the actor was stopped"):
             tenure.check_running()
+
+    def test_what_others_wait_for_ends_with_the_lease(self, head: Head) -> None:
+        tenure, ended = entered(head), list[str]()
+
+        async def answer() -> int:
+            return 3
+
+        async def wait() -> None:
+            tenure.end()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("the wait")
+
+        assert asyncio.run(tenure.during(answer())) == 3
+        with pytest.raises(LapsedError, match="the actor was stopped"):
+            asyncio.run(tenure.during(wait()))
+        assert ended == ["the wait"]
 
     def test_ends_for_good_also_while_the_head_gives_it_a_lease(self, head: Head) -> None:
         shows: list[float] = []
