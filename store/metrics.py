@@ -189,6 +189,8 @@ METRICS: tuple[Metric, ...] = (
     _shard(Kind.GAUGE, "staged_bytes", "Memory of saves, loads and copies in progress.", "bytes_staged"),
     _shard(Kind.GAUGE, "resident_bytes", "Resident pages of the shard's memory.", "bytes_resident"),
     _shard(Kind.GAUGE, "replicated_bytes", "Memory of replicas of other shards.", "bytes_replicated"),
+    _shard(Kind.COUNTER, "patches", "Patches computed for readers that hold another version.", "patches_made"),
+    _shard(Kind.GAUGE, "patch_bytes", "Patches that the shard keeps for further readers.", "bytes_patches"),
     _shard(Kind.GAUGE, "disk_bytes", "Segment files on the path.", "bytes_disk"),
     _shard(Kind.GAUGE, "unwritten_bytes", "Bytes in the queue of the background writer.", "bytes_unwritten"),
     _shard(Kind.GAUGE, "waiting_for_memory", "Requests in the queue for memory.", "waiting_for_memory"),

@@ -338,7 +338,7 @@ def test_the_command_prints_everything_and_ends_with_one_line_of_json(
 
 def test_the_command_lists_the_benchmarks_with_what_they_measure() -> None:
     lines = CliRunner().invoke(command_line.application(), ["list"]).stdout.splitlines()
-    assert len(lines) == 23
+    assert len(lines) == 25
     assert "save_load       Saves and loads of whole models and of a quarter" in "\n".join(lines)
     assert all(line[16:].strip() for line in lines)
 

@@ -64,7 +64,7 @@ class _Work:
     """Where its tensors lie in the shard's memory already."""
     buffer: Staged | None = None
     """Where they lie in this process."""
-    begun: float = field(default_factory=time.perf_counter)
+    begun: float = field(default_factory=lambda: time.perf_counter())  # looked up then: the simulation has its own
     """When it was asked for, by `time.perf_counter`."""
     context: object = field(default_factory=traces.current)
     """The span within which it was asked for."""

@@ -29,6 +29,7 @@ class Part:
     path = None
     repository = "stand-in"
     counts = Counts()
+    meter = None
     names: tuple[str, ...] = ()
 
     def __init__(self, name: str, closed: list[str], error: Exception | None) -> None:
