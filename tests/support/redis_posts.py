@@ -1,15 +1,14 @@
-"""What a shard posts in Redis, for tests: its part that does so, alone, versions for it, and what stands there then."""
+"""What the catalog posts in Redis, for tests: its part that does so, versions for it, and what stands there then."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
-from tensorvine.actors.rpc.messages import ShardConfig
-from tensorvine.actors.shard.serving.redis_index import RedisIndex
-from tensorvine.planner.topology import Topology
+from tensorvine.actors.catalog.redis_index import Live, RedisIndex
 from tensorvine.store import Layer, ModelGraph, ModelRef
+from tensorvine.store.segments.segment import SegmentId
 from tensorvine.store.versions.manifest import Header, TensorEntry, encode_body
 
 from tests.support.redis_server import RedisServer
@@ -20,9 +19,10 @@ GRAPHS = {
 }
 ENTRIES = {
     "w": TensorEntry("float32", (2, 3), 24, None, (0, (1 << 60) + 7), 0),
-    "überbiß": TensorEntry("bfloat16", (), 2, ModelRef("base", 4), (1, 5), 2),
+    "überbiß": TensorEntry("bfloat16", (), 2, ModelRef("base", 4), (0, 5), 2),
 }
 BODY = encode_body(ENTRIES)
+PLACES: dict[SegmentId, int] = {(0, (1 << 60) + 7): 2, (0, 5): 0}
 
 
 def header(ref: ModelRef, key: bytes = b"k" * 16) -> Header:
@@ -42,24 +42,41 @@ def graph_of(key: bytes) -> str:
     return GRAPHS[key].to_json()
 
 
-def redis_index(
-    server: RedisServer,
-    index: int = 0,
-    shards: int = 1,
-    start: str = "s1",
-    topology: Topology | None = None,
-    versions: Iterable[tuple[Header, bytes]] = (),
-) -> RedisIndex:
-    config = ShardConfig(
-        repository="repo",
-        index=index,
-        shards=tuple(range(shards)),
-        capacity=0,
-        preallocate_bytes=0,
-        session_s=60.0,
-        start=start,
-    )
-    return RedisIndex(server.url, config, graph_of, topology, versions)
+class Posts:
+    """A catalog's part that posts in Redis, and what is live there.
+
+    Args:
+        server: the Redis server.
+        start: id of the repository's start.
+        graph: gives the text of an architecture.
+        versions: what is live when it begins.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        start: str = "s1",
+        graph: Callable[[bytes], str] = graph_of,
+        versions: tuple[Header, ...] = (),
+    ) -> None:
+        self.live: dict[ModelRef, Live] = {one.ref: (one, BODY, PLACES) for one in versions}
+        self.index = RedisIndex(
+            server.url, "repo", start, live=self.live.get, refs=lambda: list(self.live.copy()), graph_of=graph
+        )
+
+    def announce(self, *versions: Header) -> None:
+        """Have versions exist."""
+        self.live |= {one.ref: (one, BODY, PLACES) for one in versions}
+        self.index.changed([one.ref for one in versions])
+
+    def retired(self, ref: ModelRef) -> None:
+        """Have one exist no more."""
+        del self.live[ref]
+        self.index.changed([ref])
+
+    def close(self) -> None:
+        """End it. What is posted stays."""
+        self.index.close()
 
 
 def posted(server: RedisServer, name: str) -> dict[int, dict[str, Any]]:

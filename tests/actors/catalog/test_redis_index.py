@@ -1,4 +1,4 @@
-"""What shards post in Redis: on a real server that is killed, wiped, and started again."""
+"""What the catalog posts in Redis: on a real server that is killed, wiped, and started again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorvine.actors import Repository
+from tensorvine.actors.catalog import redis_index
 from tensorvine.actors.edge.reader import Newest, RedisReader
 from tensorvine.actors.rpc import redis_connection
-from tensorvine.actors.rpc.messages import ShardConfig
 from tensorvine.actors.rpc.redis_connection import RedisConnection, enter_start, present_start, where_is
 from tensorvine.actors.rpc.redis_keys import Address, Keys, manifest_text, read_manifest
-from tensorvine.actors.shard.serving import redis_index as serving_index
-from tensorvine.actors.shard.serving.redis_index import RedisIndex
-from tensorvine.planner.placement import home_of
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import (
     CodecUnavailableError,
@@ -31,7 +28,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.versions.manifest import TensorEntry, encode_body
 
-from tests.support.redis_posts import BODY, ENTRIES, GRAPHS, all_keys, graph_of, header, newest, posted, redis_index
+from tests.support.redis_posts import BODY, ENTRIES, GRAPHS, PLACES, Posts, all_keys, graph_of, header, newest, posted
 from tests.support.redis_server import PASSWORD, RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -39,10 +36,10 @@ from tests.support.waiting import PATIENCE_S, eventually
 class TestTexts:
     def test_a_manifest_reads_back_as_it_was_written(self) -> None:
         ref = ModelRef("m", 3)
-        found = read_manifest(manifest_text(header(ref), BODY, 2), ref)
+        found = read_manifest(manifest_text(header(ref), BODY, PLACES), ref)
         own = TensorEntry("float32", (2, 3), 24, ref, (0, (1 << 60) + 7), 0)
         assert found.entries == {**ENTRIES, "w": own}
-        assert (found.header, found.home) == (header(ref), 2)
+        assert (found.header, found.places) == (header(ref), PLACES)
 
     @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"ref": "m@3", "home": "x", "graph_key": "", "table": {}}'])
     def test_what_is_no_manifest_is_refused_with_its_reference(self, text: bytes) -> None:
@@ -62,7 +59,7 @@ class TestTexts:
         ids=str,
     )
     def test_a_tensor_that_cannot_be_is_refused(self, entry: TensorEntry) -> None:
-        text = manifest_text(header(ModelRef("m", 3)), encode_body({"w": entry}), 0)
+        text = manifest_text(header(ModelRef("m", 3)), encode_body({"w": entry}), {})
         with pytest.raises(CorruptDataError, match=r"m@3.*tensor 'w'"):
             read_manifest(text, ModelRef("m", 3))
 
@@ -73,7 +70,7 @@ class TestTexts:
 
     def test_another_versions_manifest_is_refused(self) -> None:
         with pytest.raises(CorruptDataError, match="of m@3; found that of m@2"):
-            read_manifest(manifest_text(header(ModelRef("m", 2)), BODY, 0), ModelRef("m", 3))
+            read_manifest(manifest_text(header(ModelRef("m", 2)), BODY, PLACES), ModelRef("m", 3))
 
     @pytest.mark.parametrize("text", ["", "[]", '{"host": "h", "port": "x", "token": "t"}'])
     def test_what_is_no_address_is_refused(self, text: str) -> None:
@@ -121,10 +118,10 @@ class TestTexts:
 
 class TestPosting:
     def test_a_version_stands_there_with_manifest_architecture_number_and_address(
-        self, server: RedisServer, one: RedisIndex
+        self, server: RedisServer, one: Posts
     ) -> None:
-        one.shard_at("10.0.0.1", 77, "token")
-        one.announce([(header(ModelRef("m", 1)), BODY)])
+        one.index.shard_at(0, ("10.0.0.1", 77, "token"))
+        one.announce(header(ModelRef("m", 1)))
         eventually(lambda: newest(server) == {"m": "1"}, "the version's number")
         fields = posted(server, "m")[1]
         assert fields["quality"] == 0.5
@@ -132,19 +129,19 @@ class TestPosting:
         assert fields["table"]["name"] == ["w", "überbiß"]
         with server.client() as client:
             assert client.get("tensorvine:repo:start") == "s1"
-            assert client.hgetall("tensorvine:repo:s1:graphs:0") == {(b"k" * 16).hex(): graph_of(b"k" * 16)}
+            assert client.hgetall("tensorvine:repo:s1:graphs") == {(b"k" * 16).hex(): graph_of(b"k" * 16)}
             assert json.loads(client.hget("tensorvine:repo:s1:shards", 0)) == {
                 "host": "10.0.0.1",
                 "port": 77,
                 "token": "token",
             }
 
-    def test_a_message_comes_after_what_it_tells_of(self, server: RedisServer, one: RedisIndex) -> None:
+    def test_a_message_comes_after_what_it_tells_of(self, server: RedisServer, one: Posts) -> None:
         with server.client() as client, client.pubsub(ignore_subscribe_messages=True) as heard:
             heard.subscribe("tensorvine:repo:updates:m")
             heard.get_message(timeout=PATIENCE_S)
             for version in range(1, 50):
-                one.announce([(header(ModelRef("m", version)), BODY)])
+                one.announce(header(ModelRef("m", version)))
                 message = heard.get_message(timeout=PATIENCE_S)
                 while message is None:
                     message = heard.get_message(timeout=PATIENCE_S)
@@ -153,14 +150,14 @@ class TestPosting:
                 assert int(newest(server)["m"]) >= told
 
     def test_a_retired_version_goes_and_its_architecture_with_the_last_that_has_it(
-        self, server: RedisServer, one: RedisIndex
+        self, server: RedisServer, one: Posts
     ) -> None:
         first, second, other = ModelRef("m", 1), ModelRef("m", 2), ModelRef("m", 3)
-        one.announce([(header(first), BODY), (header(second), BODY), (header(other, b"l" * 16), BODY)])
+        one.announce(header(first), header(second), header(other, b"l" * 16))
         one.retired(other)
         eventually(lambda: newest(server) == {"m": "2"}, "the number before")
         with server.client() as client:
-            assert set(client.hkeys("tensorvine:repo:s1:graphs:0")) == {(b"k" * 16).hex()}
+            assert set(client.hkeys("tensorvine:repo:s1:graphs")) == {(b"k" * 16).hex()}
         one.retired(first)
         one.retired(second)
         eventually(lambda: all_keys(server) == {"tensorvine:repo:start"}, "nothing is left")
@@ -172,18 +169,15 @@ class TestPosting:
             made.retired(ModelRef("m", 1))
             raise ModelNotFoundError("its last version was retired")
 
-        config = ShardConfig(
-            repository="repo", index=0, shards=(0,), capacity=0, preallocate_bytes=0, session_s=60.0, start="s1"
-        )
-        made = RedisIndex(server.url, config, gone)
-        made.announce([(header(ModelRef("m", 1)), BODY)])
-        eventually(lambda: not made._live and not made._pending, "the retirement is seen")
+        made = Posts(server, graph=gone)
+        made.announce(header(ModelRef("m", 1)))
+        eventually(lambda: not made.live and not made.index._pending, "the retirement is seen")
         made.close()
         assert all_keys(server) == {"tensorvine:repo:start"}
         assert caplog.text == ""
 
-    def test_more_versions_than_one_transaction_takes_all_come(self, server: RedisServer, one: RedisIndex) -> None:
-        one.announce([(header(ModelRef("m", version)), BODY) for version in range(1, 201)])
+    def test_more_versions_than_one_transaction_takes_all_come(self, server: RedisServer, one: Posts) -> None:
+        one.announce(*(header(ModelRef("m", version)) for version in range(1, 201)))
         eventually(lambda: newest(server) == {"m": "200"}, "the last number")
         assert set(posted(server, "m")) == set(range(1, 201))
 
@@ -199,14 +193,14 @@ class TestPosting:
     ) -> None:
         with server.client() as client:
             client.flushall()
-        made = redis_index(server)
+        made = Posts(server)
         live: dict[ModelRef, bytes] = {}
         last = {"a": 0, "b": 0}
 
         def in_line() -> bool:
             found = {ModelRef(name, version) for name in ("a", "b", "end") for version in posted(server, name)}
             with server.client() as client:
-                graphs = set(client.hkeys("tensorvine:repo:s1:graphs:0"))
+                graphs = set(client.hkeys("tensorvine:repo:s1:graphs"))
             tops = {name: str(max(r.version for r in live if r.name == name)) for name in {r.name for r in live}}
             return found == set(live) and newest(server) == tops and graphs == {key.hex() for key in live.values()}
 
@@ -219,12 +213,12 @@ class TestPosting:
                 else:
                     last[name] += 1
                     ref = ModelRef(name, last[name])
-                    made.announce([(header(ref, key), BODY)])
+                    made.announce(header(ref, key))
                     live[ref] = key
                 if cut:
                     with server.client() as client:
                         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            made.announce([(header(ModelRef("end", 1)), BODY)])
+            made.announce(header(ModelRef("end", 1)))
             live[ModelRef("end", 1)] = b"k" * 16
             eventually(in_line, f"{live}")
         finally:
@@ -234,14 +228,14 @@ class TestPosting:
 class TestTrouble:
     @pytest.mark.parametrize("wipe", [False, True], ids=["with its data", "without its data"])
     def test_what_was_missed_is_posted_when_redis_is_back(
-        self, server: RedisServer, one: RedisIndex, caplog: pytest.LogCaptureFixture, wipe: bool
+        self, server: RedisServer, one: Posts, caplog: pytest.LogCaptureFixture, wipe: bool
     ) -> None:
-        one.shard_at("h", 1, "t")
-        one.announce([(header(ModelRef("m", v)), BODY) for v in (1, 2)] + [(header(ModelRef("n", 1)), BODY)])
+        one.index.shard_at(0, ("h", 1, "t"))
+        one.announce(*(header(ModelRef(*ref)) for ref in (("m", 1), ("m", 2), ("n", 1))))
         eventually(lambda: newest(server) == {"m": "2", "n": "1"}, "all numbers")
         with caplog.at_level(logging.WARNING):
             server.kill(wipe)
-            one.announce([(header(ModelRef("m", 3), b"l" * 16), BODY)])
+            one.announce(header(ModelRef("m", 3), b"l" * 16))
             one.retired(ModelRef("m", 1))
             one.retired(ModelRef("n", 1))
             eventually(lambda: "get no updates until Redis answers" in caplog.text, "the log says that it is gone")
@@ -251,15 +245,15 @@ class TestTrouble:
         assert set(posted(server, "m")) == {2, 3}
         assert posted(server, "n") == {}
         with server.client() as client:
-            assert set(client.hkeys("tensorvine:repo:s1:graphs:0")) == {key.hex() for key in GRAPHS}
+            assert set(client.hkeys("tensorvine:repo:s1:graphs")) == {key.hex() for key in GRAPHS}
             assert client.hkeys("tensorvine:repo:s1:shards") == ["0"]
         gone, back = caplog.text.count("get no updates until Redis answers"), caplog.text.count("answers again")
         assert gone == back >= 1, caplog.text
 
     def test_data_that_were_lost_between_two_commits_come_back_by_themselves(
-        self, server: RedisServer, one: RedisIndex
+        self, server: RedisServer, one: Posts
     ) -> None:
-        one.announce([(header(ModelRef("m", 1)), BODY)])
+        one.announce(header(ModelRef("m", 1)))
         eventually(lambda: newest(server) == {"m": "1"}, "the number")
         server.kill(wipe=True)
         server.start()
@@ -269,11 +263,11 @@ class TestTrouble:
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(redis_connection, "TIMEOUT_S", 0.2)
-        made = redis_index(server)
-        made.announce([(header(ModelRef("m", 1)), BODY)])
+        made = Posts(server)
+        made.announce(header(ModelRef("m", 1)))
         eventually(lambda: newest(server) == {"m": "1"}, "the number")
         server.hang()
-        made.announce([(header(ModelRef("m", 2)), BODY)])
+        made.announce(header(ModelRef("m", 2)))
         eventually(lambda: "get no updates until Redis answers" in caplog.text, "the log says that it is gone")
         server.go_on()
         eventually(lambda: newest(server) == {"m": "2"}, "the number after it")
@@ -281,44 +275,53 @@ class TestTrouble:
         made.close()
 
     def test_a_connection_that_was_cut_is_no_trouble(
-        self, server: RedisServer, one: RedisIndex, caplog: pytest.LogCaptureFixture
+        self, server: RedisServer, one: Posts, caplog: pytest.LogCaptureFixture
     ) -> None:
         for version in range(1, 20):
-            one.announce([(header(ModelRef("m", version)), BODY)])
+            one.announce(header(ModelRef("m", version)))
             with server.client() as client:
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         eventually(lambda: newest(server) == {"m": "19"}, "the last number")
         assert set(posted(server, "m")) == set(range(1, 20))
 
-    def test_a_shard_that_starts_again_takes_down_its_own_that_are_lost_and_no_others(
+    def test_a_catalog_that_starts_again_takes_down_what_is_lost_and_posts_what_was_missed(
         self, server: RedisServer
     ) -> None:
-        names = [f"m{number}" for number in range(20)]
-        boards = [redis_index(server, index, 2) for index in (0, 1)]
-        for index, made in enumerate(boards):
-            made.announce([(header(ModelRef(n, 1)), BODY) for n in names if home_of(n, (0, 1)) == index])
-        eventually(lambda: len(newest(server)) == 20, "all numbers")
-        boards[0].close()
-        again = redis_index(server, 0, 2)
-        others = {name for name in names if home_of(name, (0, 1)) == 1}
-        eventually(lambda: set(newest(server)) == others, "only what the other shard has")
+        made = Posts(server)
+        made.announce(*(header(ModelRef(name, 1)) for name in ("lost", "kept")))
+        eventually(lambda: len(newest(server)) == 2, "all numbers")
+        made.close()
+        again = Posts(server, versions=(header(ModelRef("kept", 1)), header(ModelRef("missed", 1), b"l" * 16)))
+        eventually(lambda: set(newest(server)) == {"kept", "missed"}, "what is live")
         with server.client() as client:
-            assert not client.exists("tensorvine:repo:s1:graphs:0")
+            assert set(client.hkeys("tensorvine:repo:s1:graphs")) == {key.hex() for key in GRAPHS}
+        assert posted(server, "lost") == {}
         again.close()
-        boards[1].close()
+
+    def test_a_shard_that_has_left_is_asked_no_more(self, server: RedisServer, one: Posts) -> None:
+        for shard in (0, 1):
+            one.index.shard_at(shard, ("h", 1 + shard, "t"))
+        one.announce(header(ModelRef("m", 1)))
+        eventually(lambda: newest(server) == {"m": "1"}, "the version")
+        with RedisConnection(server.url, "test") as link:
+            reader = RedisReader(link, "repo")
+            places = reader.posted(ModelRef("m", 1))[1]
+            assert (places.holders((0, 5)), places.holders((0, (1 << 60) + 7))) == ([0, 1], [0, 1])
+            one.index.shard_at(1, None)
+            eventually(lambda: set(reader.posted(ModelRef("m", 1))[1].addresses) == {0}, "its address to go")
+            one.index.shard_at(2, ("h", 3, "t"))
+            eventually(lambda: reader.posted(ModelRef("m", 1))[1].holders((0, (1 << 60) + 7)) == [2, 0], "the third")
 
     def test_a_new_start_replaces_what_the_one_before_left(self, server: RedisServer) -> None:
-        old = redis_index(server, start="s0")
-        old.shard_at("h", 1, "t")
-        old.announce([(header(ModelRef("m", 7)), BODY)])
+        old = Posts(server, start="s0")
+        old.index.shard_at(0, ("h", 1, "t"))
+        old.announce(header(ModelRef("m", 7)))
         eventually(lambda: "tensorvine:repo:s0:newest" in all_keys(server), "the old start")
         old.close()
         others = {"tensorvine:repo/a:s0:newest", "tensorvine:repo:s00:newest", "tensorvine:other:start"}
         with server.client() as client:
             client.mset(dict.fromkeys(others, "x"))
-            client.hset("tensorvine:repo:s0:gone", "1", "[0]")
-            for shard in (1, 2):
-                client.hset(f"tensorvine:repo:s0:graphs:{shard}", "6b", "{}")
+            client.hset("tensorvine:repo:s0:graphs", "6b", "{}")
         enter_start(server.url, "repo", "s1")
         assert all_keys(server) == {"tensorvine:repo:start", *others}
         assert present_start(server.url, "repo") == "s1"
@@ -333,7 +336,7 @@ class TestTrouble:
                 client.config_set("requirepass", "another")
             with pytest.raises(StorageError, match=f"Redis at {server.where}") as caught:
                 enter_start(server.url, "repo", "s1")
-            made = redis_index(server)
+            made = Posts(server)
             eventually(lambda: "Redis at" in caplog.text, "a line in the log")
             made.close()
         for text in (str(caught.value), caplog.text):
@@ -349,20 +352,20 @@ class TestReading:
             reader.newest("m")
         for start, version in (("s0", 5), ("s1", 2)):
             enter_start(server.url, "repo", start)
-            made = redis_index(server, start=start)
-            made.announce([(header(ModelRef("m", version)), BODY)])
+            made = Posts(server, start=start)
+            made.announce(header(ModelRef("m", version)))
             eventually(lambda start=start, version=version: reader.newest("m") == Newest(start, version), start)
             made.close()
         with pytest.raises(ModelNotFoundError, match="m@5"):
             reader.posted(ModelRef("m", 5))
         found, places = reader.posted(ModelRef("m", 2))
-        assert (places.addresses, places.gone) == ({}, {})
+        assert (places.addresses, places.segments) == ({}, PLACES)
         assert reader.graph(found) == GRAPHS[b"k" * 16]
         link.close()
 
     def test_names_of_keys_cannot_meet(self) -> None:
         keys = Keys("a/b").of("s")
-        assert len({keys.newest, keys.shards, keys.model("newest"), keys.model("x"), keys.graphs(0)}) == 5
+        assert len({keys.newest, keys.shards, keys.model("newest"), keys.model("x"), keys.graphs}) == 5
 
 
 class TestStarting:
@@ -402,22 +405,22 @@ class TestComparing:
 
     @pytest.fixture(autouse=True)
     def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(serving_index, "PING_S", 0.02)
+        monkeypatch.setattr(redis_index, "PING_S", 0.02)
 
     def test_lost_keys_are_posted_again_at_once_after_an_interval_or_when_a_consumer_asks(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ref, keys = ModelRef("m", 3), Keys("repo").of("s1")
-        index = redis_index(server)
+        index = Posts(server)
         with server.client() as client, RedisConnection(server.url, "test") as connection:
-            index.announce([(header(ref), BODY)])
+            index.announce(header(ref))
             eventually(lambda: posted(server, "m").keys() == {3}, "it is posted")
             client.flushall()
             eventually(lambda: posted(server, "m").keys() == {3}, "it is posted again")
             client.delete(keys.model("m"))
             RedisReader(connection, "repo").ask()
             eventually(lambda: posted(server, "m").keys() == {3}, "it is posted again when asked")
-            monkeypatch.setattr(serving_index, "COMPARE_S", 0.05)
+            monkeypatch.setattr(redis_index, "COMPARE_S", 0.05)
             client.delete(keys.newest)
             eventually(lambda: newest(server) == {"m": "3"}, "it is posted again after a while")
         index.close()
@@ -425,8 +428,8 @@ class TestComparing:
     def test_a_start_that_is_another_one_s_is_left_as_it_is(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving_index, "COMPARE_S", 0.02)
-        index = redis_index(server)
+        monkeypatch.setattr(redis_index, "COMPARE_S", 0.02)
+        index = Posts(server)
         key = Keys("repo").start
         with server.client() as client:
             eventually(lambda: client.get(key) == "s1", "it is entered")
@@ -446,13 +449,13 @@ class TestComparing:
         key, field = {
             "name": (keys.newest, b"\x1b\nm"),
             "version": (keys.model("m"), b"x\n"),
-            "graph": (keys.graphs(0), b"\xff\n"),
+            "graph": (keys.graphs, b"\xff\n"),
         }[what]
         with server.client() as client:
             client.hset(key, field, "1")
             client.hset(keys.newest, "m", "1")
-            index = redis_index(server)
-            index.announce([(header(ref), BODY)])
+            index = Posts(server)
+            index.announce(header(ref))
             eventually(lambda: key in caplog.text, "it is named")
             client.hdel(key, field)
             eventually(lambda: posted(server, "m").keys() == {3}, "it is posted")

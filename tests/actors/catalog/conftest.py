@@ -1,4 +1,4 @@
-"""What tests of shards share: a Redis server of their own, and a shard's part that posts there."""
+"""What tests of the catalog share: a Redis server of their own, and the part that posts there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tensorvine.actors.shard.serving.redis_index import RedisIndex
-
+    from tests.support.redis_posts import Posts
     from tests.support.redis_server import RedisServer
 
 
@@ -23,9 +22,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def one(server: RedisServer) -> Iterator[RedisIndex]:
-    from tests.support.redis_posts import redis_index
+def one(server: RedisServer) -> Iterator[Posts]:
+    from tests.support.redis_posts import Posts
 
-    made = redis_index(server)
+    made = Posts(server)
     yield made
     made.close()
