@@ -16,12 +16,12 @@ import ray
 import tensorvine
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.ray.engine import RayEngine
+from tensorvine.actors.rpc.catalog_messages import UnreadFile
 from tensorvine.clusters.cli import life as cli_life
 from tensorvine.clusters.cli.main import application, main
 from tensorvine.planner.owner import Owner
 from tensorvine.store import Layer, ModelGraph, ModelRef
 from tensorvine.store.errors import RepositoryNotFoundError, StorageError
-from tensorvine.store.shard import UnreadFile
 from typer.testing import CliRunner
 
 from tests.support.commands import on, run

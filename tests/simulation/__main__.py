@@ -68,7 +68,7 @@ def main() -> int:
     seconds, busy = time.perf_counter() - began, time.process_time()
     say(
         f"{count} seeds, {sum(failed.values())} of them broke a rule {dict(failed)}; {steps} steps in {seconds:.1f} s, "
-        f"{busy:.1f} s of the processor: {steps / busy:.0f} steps/s, {1000 * busy / count:.1f} ms a seed"
+        f"{busy:.1f} s of the processor: {steps / busy:.0f} steps/s, {1000 * busy / max(count, 1):.1f} ms a seed"
     )
     return 1 if failed else 0
 

@@ -3,9 +3,7 @@
 Rules
 - It carries out the plan's faults one after another; each waits for the clients' progress, and then for the repository
   to be whole again, so that what may be lost follows from what died at one time.
-- Before it kills the planner and a shard it waits until all shards have heard of all commits (rule L3).
-- What it did stands in its journal: `died` names what was killed `at` the earliest and `until` the latest, and whether
-  that were `all` that knew of some commits: all actors, or the planner and a shard that owed others a note; `stopped`
+- What it did stands in its journal: `died` names what was killed `at` the earliest and `until` the latest; `stopped`
   what is stopped. A kill that it did not come to tell of was followed by the end of the round itself.
 - With replicas it waits until copies are complete before it kills, and says so where they were not (`safe`).
 """
@@ -22,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorvine.actors import Repository
-from tensorvine.actors.rpc.registry import Registry
 from tensorvine.store.errors import StoreFullError, TensorVineError
 
 from tests.soak import ground
@@ -36,8 +33,6 @@ BUSY_S = 5.0
 """How many times longer than other troubles that lasts."""
 COPIES_S = 60.0
 """How long copies may take to be complete."""
-TOLD_S = 30.0
-"""How long shards may take to hear of all commits."""
 MOST_SHARDS = 4
 CHANGE_S = 4.0
 """About how long a change of the shards takes: somebody dies within this time."""
@@ -70,7 +65,6 @@ class Operator:
         self._disk = disk
         self._journal = journal
         self._clients = clients
-        self._registry = Registry(repo._session.engine, repo.name, repo._session.topology.started_by)
         self._stopped: set[int] = set()
         self._lives: dict[str, int] = {}
         self._killed: set[int] = set()
@@ -89,8 +83,9 @@ class Operator:
             began = time.monotonic()
             self._ray.replace_node(fault.draw)
             self._died(["node"], began, safe)
-        elif fault.kind == "kill shard in trouble":
-            self._trouble("failing disk", fault.seconds, lambda: self._kill("shard", fault.draw))
+        elif fault.kind.endswith(" in trouble"):
+            actor = what.removesuffix(" in trouble")
+            self._trouble("failing disk", fault.seconds, lambda: self._kill(actor, fault.draw))
         elif fault.kind == "busy machine":
             self._crowd(fault.seconds)
         elif fault.kind == "kill shard when busy":
@@ -112,12 +107,13 @@ class Operator:
         self._stopped.clear()
 
     def look(self) -> dict[str, int]:
-        """Return the processes of planner and shards; says in the journal what came to an end by itself.
+        """Return the processes of catalog, planner and shards; says in the journal what came to an end by itself.
 
         Raises:
             TimeoutError: one of them is not there again.
         """
-        names = [f"{self._repo.name}/planner", *(f"{self._repo.name}/shard-{n}" for n in self._shards())]
+        names = [f"{self._repo.name}/{actor}" for actor in ("catalog", "planner")]
+        names += [f"{self._repo.name}/shard-{n}" for n in self._shards()]
         found = {name: ground.pid_of(name) for name in names}
         for name, pid in found.items():
             before = self._lives.get(name, pid)
@@ -137,8 +133,8 @@ class Operator:
         clients = list(self._clients().items())
         chosen: dict[str, int] = {}
         for part in what.split("+"):
-            if part == "planner":
-                name = f"{self._repo.name}/planner"
+            if part in ("catalog", "planner"):
+                name = f"{self._repo.name}/{part}"
                 chosen[name] = lives[name]
             elif part.startswith("shard"):
                 for i in range(min(2 if part == "shards" else 1, len(shards))):
@@ -151,12 +147,8 @@ class Operator:
         return chosen
 
     def _kill(self, what: str, draw: int) -> None:
-        shards = "shard" in what
-        safe = self._copies_complete() if shards else True
-        targets = self._targets(what, draw)
-        if shards and "planner" in what:
-            self._all_told()
-        self.kill(targets, safe)
+        safe = self._copies_complete() if "shard" in what else True
+        self.kill(self._targets(what, draw), safe)
 
     def kill(self, targets: dict[str, int], safe: bool = False) -> None:
         """Kill processes at once: name -> number of the process."""
@@ -169,10 +161,7 @@ class Operator:
         self._died(list(targets), began, safe)
 
     def _died(self, what: list[str], began: float, safe: bool) -> None:
-        owing = {f"{self._repo.name}/shard-{shard}" for shard in self._registry.owing()}
-        forgotten = f"{self._repo.name}/planner" in what and not owing.isdisjoint(what)
-        everybody = self._lives.keys() <= set(what) or forgotten
-        self._journal.say("died", what=what, at=began, until=time.monotonic(), safe=safe, all=everybody)
+        self._journal.say("died", what=what, at=began, until=time.monotonic(), safe=safe)
 
     def _stop(self, what: str, fault: Fault) -> None:
         targets = self._targets(what, fault.draw)
@@ -243,15 +232,11 @@ class Operator:
         self._journal.say("done", kind="scale", seconds=0.0)
         return None
 
-    def _all_told(self) -> bool:
-        """Wait until no shard owes another what it has committed; on a busy machine one may owe again soon after."""
-        return _comes(lambda: not self._registry.owing(), TOLD_S)
-
     def _copies_complete(self) -> bool:
         """Wait for the replicas; without replicas there is nothing to wait for."""
         if self._mode.replicas == 1:
             return True
-        return _comes(lambda: not any(shard.replicas_missing for shard in self._repo.stats().shards), COPIES_S)
+        return _comes(lambda: not self._repo.stats().catalog.replicas_missing, COPIES_S)
 
 
 def _comes(condition: Callable[[], bool], seconds: float) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
-from tensorvine.actors.shard.parts.changes import Changes
+from tensorvine.actors.catalog.parts.deploy import Deploy
 from tensorvine.clusters import LocalCluster
 
 from benchmarks.core.clusters import await_room
@@ -113,8 +112,8 @@ def pid_of(actor: str, patience: float = PATIENCE_S) -> int:
     raise TimeoutError(f"{actor}: expected it to answer within {patience} s; {reason[:300]}")
 
 
-def look_after(actor: str) -> None:
-    """Have a shard look after its path now, and not only when a minute is over."""
+def look_for_orphans(actor: str) -> None:
+    """Have a catalog look for unused files now, and not only when a minute is over."""
     ray.get(ray.get_actor(actor, namespace="tensorvine").__ray_call__.remote(_look), timeout=PATIENCE_S)
 
 
@@ -170,12 +169,8 @@ def _until_none(look: Callable[[], list[int]]) -> Iterator[int]:
         time.sleep(0.1)
 
 
-def _look(shard: Any) -> None:
-    claims, history = shard.parts[Changes]._reconciliation, shard.parts[Changes]._history
-    calm = (lambda: claims is None or not claims.open,)
-    looking = threading.Thread(target=history.care.look, args=calm)
-    looking.start()
-    looking.join(PATIENCE_S)
+def _look(catalog: Any) -> None:
+    catalog.parts[Deploy]._placement.look_for_orphans()
 
 
 def _pid(_: object) -> int:

@@ -66,30 +66,37 @@ DURABLE = {"durable": 10, "flush": 3}
 MODES: tuple[Mode, ...] = (
     Mode("clients", ("kill client", "stop client", "kill clients"), path=True, extra=DURABLE),
     Mode("clients", ("kill client", "stop client", "kill clients"), session_s=4.0),
-    Mode("shards", ("kill shard", "stop shard", "kill shard+planner", "kill shards"), path=True, extra=DURABLE),
+    Mode("shards", ("kill shard", "stop shard", "kill shard+catalog", "kill shards"), path=True, extra=DURABLE),
     Mode("shards", ("kill shard", "stop shards", "kill shard+client", "stop shard+client")),
-    Mode("planner", ("kill planner", "stop planner", "kill shard+planner", "stop shard+planner")),
+    Mode("planner", ("kill planner", "stop planner", "kill shard+planner")),
+    Mode("catalog", ("kill catalog", "stop catalog", "kill shard+catalog", "stop shard+catalog")),
+    Mode("catalog", ("kill catalog", "kill catalog+client", "kill shard+catalog"), path=True, extra=DURABLE),
     Mode("scale", ("scale", "scale", "kill client", "stop shard"), path=True, extra=DURABLE),
     Mode("scale", ("scale",), shards=3),
-    Mode("scale and deaths", ("scale", "kill shard", "kill shard+planner"), path=True, extra=DURABLE),
+    Mode("scale and deaths", ("scale", "kill shard", "kill shard+catalog"), path=True, extra=DURABLE),
     Mode(
         "deaths in scale",
-        ("kill shard in scale", "kill planner in scale", "kill shard+planner in scale"),
+        ("kill shard in scale", "kill catalog in scale", "kill shard+planner in scale"),
         path=True,
         extra=DURABLE,
     ),
-    Mode("deaths in scale", ("kill planner in scale", "kill shard in scale"), shards=3),
+    Mode("deaths in scale", ("kill planner in scale", "kill catalog in scale", "kill shard in scale"), shards=3),
     Mode("busy", ("busy machine", "kill shard when busy"), path=True, extra=DURABLE),
     Mode("busy", ("busy machine", "kill client"), replicas=2, shards=3, raylets=3),
     Mode("memory full", ("slow disk", "stop client"), path=True, store_bytes=40 * MIB, extra=FULL | DURABLE),
     Mode("memory full", ("kill client", "stop client"), store_bytes=32 * MIB, extra=FULL),
     Mode("disk", ("slow disk", "full disk", "failing disk"), path=True, extra=DURABLE),
-    Mode("disk and deaths", ("failing disk", "full disk", "kill shard in trouble"), path=True, extra=DURABLE),
-    Mode("replicas", ("kill shard", "kill client", "stop shard"), replicas=2, shards=3, raylets=3),
+    Mode(
+        "disk and deaths",
+        ("failing disk", "full disk", "kill shard in trouble", "kill catalog in trouble"),
+        path=True,
+        extra=DURABLE,
+    ),
+    Mode("replicas", ("kill shard", "kill catalog", "stop shard"), replicas=2, shards=3, raylets=3),
     Mode("replicas", ("kill shard", "slow disk"), path=True, replicas=2, shards=3, raylets=3, extra=DURABLE),
     Mode("nodes", ("kill node", "kill client"), replicas=2, shards=3, raylets=3),
 )
-DISK_FAULTS = ("slow disk", "full disk", "failing disk", "kill shard in trouble")
+DISK_FAULTS = ("slow disk", "full disk", "failing disk", "kill shard in trouble", "kill catalog in trouble")
 """Faults that need the shim of `disk`."""
 
 

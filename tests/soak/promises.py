@@ -4,8 +4,8 @@ Rules
 - A promise is a save that returned; it is stronger when the save was durable, or a `flush` that began later, when
   nothing had died yet, returned.
 - What may be lost follows from what died: without a death of a shard nothing; with replicas nothing but after deaths
-  while copies were incomplete; with a path nothing that was durable; else by name, as `ModelLostError`; and
-  not even by name where the planner and all shards died at one time.
+  while copies were incomplete; with a path nothing that was durable; else by name, as `ModelLostError`. The catalog's
+  journal survives the death of all processes, so nothing is lost without a name.
 - A version that a client asked to retire, without an answer, may be there or not. One that was retired is not.
 - A save that did not return may have left a version or not; but its version is never another save's, too.
 """
@@ -78,8 +78,6 @@ class Ledger:
             and (replicas == 1 or not entry["safe"])
         ]
         """Within which times a shard died whose memory nobody else had."""
-        self._ends = [(entry["at"], entry["until"]) for entry in entries if entry["event"] == "died" and entry["all"]]
-        """Within which times all died that knew of versions in memory."""
         self._retiring: dict[str, float] = {}
         """Version -> when somebody first asked to retire it, which may be before its saver heard that it is there."""
         for entry in entries:
@@ -125,9 +123,7 @@ class Ledger:
 
     def may_be_told(self, promise: Promise, error: str, until: float) -> bool:
         """Tell whether a version may have gone by a time, and this error may say so."""
-        forgotten = any(promise.began < after and before < until for before, after in self._ends)
-        told = ("ModelLostError", "ModelNotFoundError") if forgotten else ("ModelLostError",)
-        return error in told and self.may_be_lost(promise, until)
+        return error == "ModelLostError" and self.may_be_lost(promise, until)
 
     def judge(self, seen: Mapping[ModelRef, Seen]) -> list[Finding]:
         """Return what is not as it was promised.
@@ -217,8 +213,7 @@ class Ledger:
                     continue
             else:
                 promise = self._latest(model, entry["began"], entry["at"])
-                times = self._losses if error == "ModelLostError" else self._ends
-                lost = any(before < entry["at"] for before, _ in times)
+                lost = error == "ModelLostError" and any(before < entry["at"] for before, _ in self._losses)
                 if promise is None or lost:  # a later version, whose save did not return, may be what was lost
                     continue
             if not self.may_be_told(promise, error, entry["at"]):

@@ -34,6 +34,7 @@ from typing import Any
 
 from tensorvine.actors import Repository
 from tensorvine.actors.client import launch
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import StorageError, TensorVineError
@@ -56,7 +57,7 @@ CLOSE_S = 120.0
 EMPTY_S = 120.0
 """How long it may take until nothing is left: longer than a session lasts."""
 FILES_S = 120.0
-"""How long files that nobody needs may lie about while shards look again and again."""
+"""How long files that nobody needs may lie about while the catalog looks again and again."""
 FLUSH_S = 120.0
 LEAST_S = 15.0
 """Without progress, the next fault comes after so many seconds."""
@@ -297,23 +298,27 @@ class Play:
                 self._find("what lives can be retired", f"{ref}", repr(exc))
             else:
                 self._journal.say("retired", ref=str(ref))
-        self._await("nothing is left in the shards", EMPTY_S, lambda: not _left(repo), found=lambda: _left(repo))
-        for shard in repo.stats().shards:
+        self._await("nothing is left in the repository", EMPTY_S, lambda: not _left(repo), found=lambda: _left(repo))
+        session = repo._session
+        checks: dict[str, Callable[[], object]] = {"catalog": lambda: session.ask(CatalogCalls.check())}
+        checks |= {
+            f"shard {shard}": lambda shard=shard: session.call(shard, ShardCalls.check()) for shard in repo.shards
+        }
+        for who, check in checks.items():
             try:
-                repo._session.call(shard.shard, ShardCalls.check())
+                check()
             except Exception as exc:  # noqa: BLE001  told as a finding
-                self._find("counts are right", f"shard {shard.shard}: derived anew, they are the same", repr(exc))
+                self._find("counts are right", f"{who}: derived anew, they are the same", repr(exc))
         if self._plan.mode.path:
-            self._await("no file of a segment is left", FILES_S, lambda: self._no_files(repo), found=self._files)
+            self._await("no file of a segment is left", FILES_S, self._no_files, found=self._files)
         usual = max(before.values(), key=lambda found: sum(found.values()))
         for name, pid in operator.look().items():
             self._compare(name, "descriptors", self._of_shard(pid), usual, 2)
 
-    def _no_files(self, repo: Repository) -> bool:
-        """Have shards look for files that nobody needs; tell whether none is left."""
+    def _no_files(self) -> bool:
+        """Have the catalog look for files that nobody needs; tell whether none is left."""
         if self._files():
-            for shard in repo.shards:
-                ground.look_after(f"{NAME}/shard-{shard}")
+            ground.look_for_orphans(f"{NAME}/catalog")
         return not self._files()
 
     def _files(self) -> list[str]:
@@ -328,7 +333,7 @@ class Play:
     # ---- coming back ------------------------------------------------------------------------------------
 
     def _bring_back(self, repo: Repository, operator: Operator) -> Repository:
-        """Kill planner and shards at once; later start the repository again, and give its new client."""
+        """Kill all processes of the repository at once; later start the repository again, and give its new client."""
         ledger = self._ledger()
         highest: Counter[str] = Counter()
         for ref in ledger.promises:
@@ -339,8 +344,8 @@ class Play:
         repo.retire(gone)
         repo.flush(FLUSH_S)
         operator.kill(operator.look())
-        self._whole("planner and all shards were killed at once", operator.look)
-        self._check_back("planner and all shards were killed at once", repo, kept, gone, highest)
+        self._whole("all its processes were killed at once", operator.look)
+        self._check_back("all its processes were killed at once", repo, kept, gone, highest)
         repo.close()
         repo = self._start()
         self._check_back("the repository was started again", repo, kept, gone, highest)
@@ -465,15 +470,16 @@ def _seen(repo: Repository, ref: ModelRef) -> Seen:
 
 
 def _left(repo: Repository) -> str:
-    """Say what shards still have; empty when that is nothing."""
+    """Say what shards and the catalog still have; empty when that is nothing."""
     try:
-        shards = repo.stats().shards
+        stats = repo.stats()
     except TensorVineError as exc:
         return repr(exc)
-    kinds = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_replicated")
+    kinds = ("tensors", "bytes_allocated", "bytes_staged", "bytes_replicated")
     left = {
-        f"shard {shard.shard}: {kind}": value for shard in shards for kind in kinds if (value := getattr(shard, kind))
+        f"shard {shard.shard}: {kind}": n for shard in stats.shards for kind in kinds if (n := getattr(shard, kind))
     }
+    left |= {f"catalog: {kind}": n for kind in ("models", "pins") if (n := getattr(stats.catalog, kind))}
     return str(left) if left else ""
 
 

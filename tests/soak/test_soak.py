@@ -111,8 +111,8 @@ class Story:
         self.tell("saving", save=save, name=ref.name, durable=durable)
         return self.tell("saved", save=save, ref=str(ref), durable=durable)
 
-    def died(self, *what: str, safe: bool = True, everybody: bool = False) -> Story:
-        return self.tell("died", what=list(what), safe=safe, until=float(len(self.entries)), all=everybody)
+    def died(self, *what: str, safe: bool = True) -> Story:
+        return self.tell("died", what=list(what), safe=safe, until=float(len(self.entries)))
 
     def rules(self, seen: Mapping[ModelRef, Seen], path: bool = False, replicas: int = 1) -> dict[str, int]:
         return summary(Ledger(self.entries, path, replicas).judge(seen))
@@ -127,7 +127,8 @@ class TestPromises:
     @pytest.mark.parametrize("seen", [LOST, GONE, Seen("wrong"), Seen("CorruptDataError"), Seen("foreign")])
     def test_without_a_death_nothing_may_go(self, seen: Seen) -> None:
         assert Story().saved(M1).rules({M1: seen}) == BROKEN
-        assert Story().saved(M1).died("client 2").died("soak/planner").rules({M1: seen}) == BROKEN
+        others = Story().saved(M1).died("client 2").died("soak/planner").died("soak/catalog")
+        assert others.rules({M1: seen}) == BROKEN
         assert Story().died("soak/shard-0").saved(M1).rules({M1: seen}) == BROKEN
 
     def test_what_was_in_memory_only_is_lost_by_name(self) -> None:
@@ -136,13 +137,18 @@ class TestPromises:
         assert not story.rules({M1: LOST})
         assert story.rules({M1: GONE}) == BROKEN
 
-    def test_what_was_in_memory_is_lost_without_a_name_when_all_that_knew_died(self) -> None:
-        story = Story().saved(M1).saved(M2, durable=True).died("soak/shard-0", "soak/planner", everybody=True)
-        refused = {"error": "ModelNotFoundError", "text": "found no m@1"}
-        for model in ("m@1", "m"):
-            story.tell("missing", model=model, began=5.0, **refused)
-        assert not story.rules({M1: GONE, M2: Seen("read", f"save of {M2}")}, path=True)
-        assert story.rules({M2: GONE}, path=True) == BROKEN
+    def test_what_was_in_memory_is_lost_by_name_also_when_all_died(self) -> None:
+        story = Story().saved(M1).saved(M2, durable=True).died("soak/shard-0", "soak/planner", "soak/catalog")
+        there = Seen("read", f"save of {M2}")
+        assert not story.rules({M1: LOST, M2: there}, path=True)
+        assert story.rules({M1: GONE, M2: there}, path=True) == BROKEN
+        assert (
+            story.tell("missing", model="m@1", began=5.0, error="ModelNotFoundError", text="none").rules(
+                {M2: there}, path=True
+            )
+            == BROKEN
+        )
+        assert story.rules({M2: GONE}, path=True) == {"what was promised is there": 2}
 
     def test_what_was_durable_or_flushed_stays(self) -> None:
         durable = Story().saved(M1, durable=True).died("soak/shard-0", safe=False)
