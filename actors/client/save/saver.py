@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -144,7 +145,7 @@ class Saver:
             saved = self._committed(request, parent, plan, upload, rereads)
         except BaseException as exc:
             if pending.commits and not isinstance(exc, Exception):
-                self._settle(request.name, numbered)
+                self._settle(request.name, numbered, upload)
             self._session.give_up(numbered)
             if isinstance(exc, StoreFullError):
                 raise StoreFullError(f"save of {request.name!r}: {exc}") from exc
@@ -154,10 +155,18 @@ class Saver:
         self._session.requests.end(numbered)
         return saved
 
-    def _settle(self, name: str, numbered: Numbered) -> None:
-        """Have a commit that was interrupted either stand when this returns, or never come."""
+    def _settle(self, name: str, numbered: Numbered, upload: Upload | None) -> None:
+        """Have a commit that was interrupted either stand when this returns, or never come.
+
+        The catalog refuses it from now on. The shard is waited for as well: it sends no commit on any more, also if the
+        catalog dies now, and its next process does not know what was refused.
+        """
+        request = numbered.request
         try:
-            self._session.ask(CatalogCalls.abort(numbered.request), LATE_S)
+            self._session.ask(CatalogCalls.abort(request), LATE_S)
+            if upload is not None:
+                with contextlib.suppress(ShardUnavailableError):  # one that has ended sends nothing on
+                    self._session.send(upload.shard, ShardCalls.abort(request)).result(LATE_S)
         except TensorVineError as exc:
             log.error("save of %r: interrupted, and it is not known whether it was committed: %s", name, exc)
 

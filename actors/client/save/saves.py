@@ -131,11 +131,13 @@ class Saves:
 
     def _save_here(self, pending: PendingSave, request: SaveRequest) -> None:
         """Save in the thread of the caller, who waits."""
+        work = _Work(pending, request, again=False)
         try:
             with self._lock:
                 self._opened.check()
+                self._ends = Deadline(max(self._ends.at, request.deadline.at))
                 self._here.add(pending)
-            pending.run(lambda: self.saver.save(request, pending, pending.mark_staged, rereads=True), here=True)
+            pending.run(lambda: self._saved(work, pending.mark_staged), here=True)
             if pending.committed().bytes_written > INLINE_BYTES:  # the next one finds memory that is mapped
                 with self._lock:
                     if not self._opened.closed:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tensorvine.actors import Repository
+from tensorvine.actors.client.session import Session
+from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.store.errors import ModelNotFoundError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
 from tests.support.catalog_room import CatalogRoom, catalog_room
+from tests.support.interrupts import Interrupt
 from tests.support.room_client import Wire, clients
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 SMALL = {"a": np.arange(100), "b": np.ones(7)}
 LARGE = {"a": np.arange(20_000), "b": np.ones(7)}
@@ -142,6 +148,37 @@ class TestSaves:
         assert saved.ref == ModelRef("m", 2)
         assert (repo.load("m")["a"] == LARGE["a"] + 1).all()
         assert (repo.load("m@1")["a"] == LARGE["a"]).all()
+
+    def test_a_catalog_that_restarts_after_it_refused_an_interrupted_commit(
+        self, repo: Repository, room: CatalogRoom, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the shard has sent on may exist after all, but not later than the call ends."""
+        near, call = repo._session.near("m"), Session.call
+        proposed, aborted = threading.Event(), threading.Event()
+
+        def restart(message: str) -> None:
+            if message == "catalog.commit" and not proposed.is_set():
+                proposed.set()
+                assert aborted.wait(PATIENCE_S)
+                room.start_catalog()
+            elif message == f"shard-{near}.abort":
+                aborted.set()
+
+        def interrupt(session: Session, shard: int, request: Request[Any], *rest: Any) -> Any:
+            if request.remote is not ShardCalls.commit:
+                return call(session, shard, request, *rest)
+            session.send(shard, request)
+            assert proposed.wait(PATIENCE_S)
+            raise Interrupt
+
+        wire.before = restart
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "call", interrupt)
+            with pytest.raises(Interrupt):
+                repo.save("m", SMALL)
+        assert not room.state(near).sent
+        found = repo.models("m")
+        assert repo.save("m", SMALL).ref.version == len(found) + 1
 
 
 class TestLoads:
