@@ -1,4 +1,4 @@
-"""Kinds of holders: told apart whatever they are made of, and the same in another process."""
+"""Requests, pins and fillings: told apart whatever they are made of, and the same in another process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import pickle
 from itertools import combinations
 
 import pytest
-from tensorvine.store.holders import Drain, FileOf, FileTaking, Filling, Holder, Lease, Owner, Query, Reason, Save
+from tensorvine.store.holders import Filling, Lease, Owner, Request
 from tensorvine.store.refs import ModelRef
 
-ALIKE: list[Holder | Owner | Lease] = [
+ALIKE: list[ModelRef | Owner | Lease] = [
     ModelRef("a", 1),
-    Save("a", 1),
-    Save("a", 1, ahead=True),
-    FileOf(1),
-    FileTaking(FileOf(1)),
-    Drain(1, 1),
+    Request("0123456789abcdef", 1),
+    Request("0123456789abcdef", 2),
     Filling("a", 1),
-    Lease(Save("a", 1), 1, 1),
-    Lease(Query("a", 1), 1, 1),
-    *Reason,
+    Filling("a"),
+    Lease(Request("0123456789abcdef", 1)),
+    Lease(Request("0123456789abcdef", 1), 1),
+    Lease(Request("0123456789abcdef", 2), 1),
 ]
 
 

@@ -28,14 +28,14 @@ from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.memory.pages import CHUNK_BYTES
 from tensorvine.actors.memory.workers import Workers
+from tensorvine.actors.rpc.messages import Filled
 from tensorvine.actors.shard import segment_memory as segment_memory_module
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import ShardUnavailableError, without_frames
-from tensorvine.store.holders import Save
-from tensorvine.store.refs import ModelRef
+from tensorvine.store.holders import Request
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import HEADER_BYTES, header_of
-from tensorvine.store.segments.segment import SegmentId, Stored, layout
+from tensorvine.store.segments.segment import File, SegmentId, layout
 from tensorvine.store.shard import ShardState
 
 from tests.support.interrupts import Interrupt, at_each, when_waiting
@@ -148,7 +148,7 @@ class TestTheFile:
             view = MemoryView(os.getpid(), memory.fd, memory.file, 1 << 20)
             if closes:
                 view.close()
-                assert view.epoch() is None
+                assert not view.alive
             del view
             assert opened() <= before
 
@@ -238,11 +238,10 @@ class TestWriters:
         self, monkeypatch: pytest.MonkeyPatch, work: str
     ) -> None:
         """A signal handler raises while the caller waits for its helper: the part is another's only after that."""
-        length, state = 4 * CHUNK_BYTES, ShardState(0, lambda name: 0)
-        state.open("c", 0.0)
+        length, state = 4 * CHUNK_BYTES, ShardState(0, 1)
         held = SegmentMemory(state, threading.RLock(), length, 0)
         view = MemoryView(os.getpid(), held.memory.fd, held.memory.file, length)
-        (offset,) = held.grant(Save("c", 1), [length])
+        (offset,) = held.grant(Request("c", 1), [length])
         part, began, go_on = Part(offset, length), threading.Event(), threading.Event()
 
         def late(true: Callable[..., Any], *arguments: Any) -> Any:
@@ -263,11 +262,12 @@ class TestWriters:
                 copy_into(view.part(part, helper), [np.full(length, 7, np.uint8)], helper)
             except Interrupt as exc:
                 without_frames(exc)
-                held.end_save(Save("c", 1))
-                assert held.grant(Save("c", 2), [length]) == []
+                state.end(Request("c", 1))
+                held.drop_over()
+                assert held.grant(Request("c", 2), [length]) == []
             else:
                 pytest.fail("expected an exception")
-        eventually(lambda: held.grant(Save("c", 2), [length]) == [offset], "the part comes back")
+        eventually(lambda: held.grant(Request("c", 2), [length]) == [offset], "the part comes back")
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_an_exception_at_any_point_leaves_no_lock_behind(self, memory: SharedMemory, view: MemoryView) -> None:
@@ -455,30 +455,29 @@ class TestSegmentMemory:
 
     def start(self, capacity: int) -> tuple[SegmentMemory, ShardState]:
         lock = threading.RLock()
-        state = ShardState(0, lambda name: 0)
-        state.open("c", 0.0)
+        state = ShardState(0, 1)
         return SegmentMemory(state, lock, capacity, 0), state
 
     def saved(self, held: SegmentMemory, segment: SegmentId, value: int) -> Part:
         length = layout(self.SIZES)[1]
-        (offset,) = held.grant(Save("c", 1), [length])
+        (offset,) = held.grant(Request("c", 1), [length])
         part = Part(offset, length)
         held.memory.part(part)[:] = value
-        held.adopt(Save("c", 1), os.getpid(), [(segment, part, self.SIZES)])
+        held.adopt(Request("c", 1), os.getpid(), [Filled(segment, part, self.SIZES)])
         return part
 
     def test_a_compaction_does_not_let_its_own_source_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
         held, state = self.start(layout(self.SIZES)[1])
         self.saved(held, (0, 1), 5)
-        state.hold(ModelRef("m", 1), {(0, 1): [1]})
-        state.release(Save("c", 1))
-        state.store((0, 1), Stored("a.0", 0, 1, frozenset({0, 1})))
+        state.commit(Request("c", 1), {(0, 1): [1]})
+        assert state.offer((0, 1), File("a.0", 0, 1, frozenset({0, 1})))
+        state.accept((0, 1))
         true: Callable[[Part], np.ndarray] = held.memory.part
 
         def part(which: Part) -> np.ndarray:
             """Have another save come between the compaction's grant and its copying."""
             monkeypatch.undo()
-            for offset in held.grant(Save("c", 2), [256 << 10]):
+            for offset in held.grant(Request("c", 2), [256 << 10]):
                 true(Part(offset, 256 << 10))[:] = 99
             return true(which)
 
@@ -497,22 +496,22 @@ class TestSegmentMemory:
         """A client of another node times out and gives its save up while the shard still copies its block."""
         length = layout(self.SIZES)[1]
         held, _ = self.start(length)
-        (offset,) = held.grant(Save("far", 1), [length])
+        (offset,) = held.grant(Request("far", 1), [length])
         part, others = Part(offset, length), []
         true = np.copyto
 
         def copyto(target: np.ndarray, source: np.ndarray) -> None:
-            held.drop_grants(Save("far", 1))
-            others.extend(held.grant(Save("c", 2), [length]))
+            held.drop_grants(Request("far", 1))
+            others.extend(held.grant(Request("c", 2), [length]))
             true(target, source)
 
         monkeypatch.setattr(segment_memory_module.np, "copyto", copyto)
-        held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
+        held.fill(part, Request("far", 1), np.full(length, 3, np.uint8))
         monkeypatch.undo()
         assert others == []
-        assert held.grant(Save("c", 2), [length]) == [offset]
+        assert held.grant(Request("c", 2), [length]) == [offset]
         with pytest.raises(ShardUnavailableError, match="the save was cancelled"):
-            held.fill(part, Save("far", 1), np.full(length, 3, np.uint8))
+            held.fill(part, Request("far", 1), np.full(length, 3, np.uint8))
 
     def test_a_freed_block_has_no_header_before_its_memory_is_another_s(self) -> None:
         held, state = self.start(layout(self.SIZES)[1])
@@ -523,12 +522,12 @@ class TestSegmentMemory:
         reader = MemoryView(os.getpid(), held.memory.fd, held.memory.file, held.memory.capacity)
         found = reader.read(part, header)
         assert found is not None
-        state.release(Save("c", 1))
+        state.drop(Request("c", 1))
         held.settle()
-        assert held.grant(Save("c", 2), [part.length]) == []
+        assert held.grant(Request("c", 2), [part.length]) == []
         assert reader.read(part, header) is None
         del found
-        assert held.grant(Save("c", 2), [part.length]) == [part.offset]
+        assert held.grant(Request("c", 2), [part.length]) == [part.offset]
 
     def test_the_shard_s_own_process_stops_reading_when_its_array_goes(self) -> None:
         held, state = self.start(layout(self.SIZES)[1])

@@ -17,9 +17,10 @@ from tensorvine.actors.memory import page_care as page_care_module
 from tensorvine.actors.memory import pages as pages_module
 from tensorvine.actors.memory.memory import MemoryView
 from tensorvine.actors.memory.pages import CHUNK_BYTES
+from tensorvine.actors.rpc.messages import Filled
 from tensorvine.actors.shard.segment_memory import SegmentMemory
 from tensorvine.store.errors import StoreFullError
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Request
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import header_of
 from tensorvine.store.segments.page_plan import IDLE_S
@@ -34,8 +35,7 @@ class Life:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, touch: int = 0) -> None:
         self.now = 1000.0
         monkeypatch.setattr(page_care_module.time, "monotonic", lambda: self.now)
-        self.state = ShardState(0, lambda name: 0)
-        self.state.open("c", 0.0)
+        self.state = ShardState(0, 1)
         self.held = SegmentMemory(self.state, threading.RLock(), CAPACITY, touch)
         self.memory, self.care = self.held.memory, self.held.page_care
         self.serial = 0
@@ -43,20 +43,20 @@ class Life:
     def view(self) -> MemoryView:
         return MemoryView(os.getpid(), self.memory.fd, self.memory.file, CAPACITY)
 
-    def grant(self, nbytes: int) -> tuple[Save, Part]:
+    def grant(self, nbytes: int) -> tuple[Request, Part]:
         self.serial += 1
-        save = Save("c", self.serial)
+        save = Request("c", self.serial)
         (offset,) = self.held.grant(save, [nbytes])
         return save, Part(offset, nbytes)
 
-    def saved(self, nbytes: int, value: int, view: MemoryView | None = None) -> tuple[Save, Part]:
+    def saved(self, nbytes: int, value: int, view: MemoryView | None = None) -> tuple[Request, Part]:
         save, part = self.grant(nbytes)
         (view or self.memory).part(part)[:] = value
-        self.held.adopt(save, os.getpid(), [((0, self.serial), part, [nbytes])])
+        self.held.adopt(save, os.getpid(), [Filled((0, self.serial), part, (nbytes,))])
         return save, part
 
-    def retire(self, save: Save) -> None:
-        self.state.release(save)
+    def retire(self, save: Request) -> None:
+        self.state.drop(save)
         self.held.settle()
 
     def wait(self, seconds: float) -> None:
@@ -142,7 +142,7 @@ class TestGivingBack:
         def waited(seconds: float) -> None:
             waits.append(seconds)
             if ends and len(waits) == 3:
-                life.held.adopt(save, os.getpid(), [((0, life.serial), part, [part.length])])
+                life.held.adopt(save, os.getpid(), [Filled((0, life.serial), part, (part.length,))])
 
         def noted(start: int, end: int) -> None:
             during.append(life.care._arena.saving)
@@ -174,7 +174,7 @@ class TestGivingBack:
 
     def test_contents_stay_whatever_happens_at_random(self, life: Life) -> None:
         drawn = random.Random(5)  # noqa: S311 - a test's choices
-        view, there = life.view(), dict[Save, tuple[Part, int]]()
+        view, there = life.view(), dict[Request, tuple[Part, int]]()
         for step in range(120):
             if there and (drawn.random() < 0.5 or len(there) > 6):
                 life.retire(save := drawn.choice(list(there)))
@@ -288,7 +288,7 @@ class TestAhead:
         save, part = life.grant(5 * CHUNK_BYTES)
         life.care.look()
         assert life.memory.bytes_resident <= 4096 + CHUNK_BYTES
-        life.held.adopt(save, os.getpid(), [((0, 1), part, [part.length])])
+        life.held.adopt(save, os.getpid(), [Filled((0, 1), part, (part.length,))])
         life.care.look()
         assert 5 * CHUNK_BYTES <= life.memory.bytes_resident <= 8 * CHUNK_BYTES
 
@@ -296,7 +296,7 @@ class TestAhead:
         monkeypatch.setattr(page_care_module, "SPARE_SHARE", 2.0)
         before = life.memory.bytes_resident
         save, part = life.grant(5 * CHUNK_BYTES)
-        life.held.adopt(save, os.getpid(), [((0, 1), part, [part.length])])
+        life.held.adopt(save, os.getpid(), [Filled((0, 1), part, (part.length,))])
         life.care.look()
         assert life.memory.bytes_resident <= before + 4096
 
