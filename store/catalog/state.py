@@ -185,7 +185,7 @@ class CatalogState:
         self._answers: OrderedDict[Request, tuple[ModelRef, int]] = OrderedDict()
         self._record_bytes = 0
         self._restoring = False
-        """Within a snapshot."""
+        """Within a snapshot: versions can be found by their graphs when it ends."""
         self._past: list[tuple[ModelRef, ModelRef | None, float | None]] = []
         """Retired versions of a snapshot, with parent and quality."""
         self.same_start = True
@@ -389,6 +389,7 @@ class CatalogState:
             case End(_, sequence):
                 self._restoring = False
                 self.sequence = sequence
+                self.graphs.enter_all([entry.header for entry in self._entries.values()])
                 self._apply_past()
                 return
         if not self._restoring:
@@ -423,7 +424,8 @@ class CatalogState:
         known.next_version = max(known.next_version, ref.version + 1)
         known.newest_ns = max(known.newest_ns, header.created_ns)
         self.lineage.add(ref, header.parent, header.quality)
-        self.graphs.enter(header)
+        if not self._restoring:
+            self.graphs.enter(header)
         self.effects.changed.append(ref.name)
 
     def _apply_retired(self, record: Retired) -> None:
@@ -508,7 +510,6 @@ class CatalogState:
         header = manifest.header
         known = self._name(header.ref.name)
         known.next_version = max(known.next_version, header.ref.version + 1)
-        self.unread.pop(header.ref, None)
         if header.graph_key not in self.graphs:
             try:
                 graph = ModelGraph.from_json(manifest.architecture[0])
@@ -518,6 +519,7 @@ class CatalogState:
         holds = slots_of(manifest.entries.values())
         record = _record_of(header, encode_body(manifest.entries), packed_slots(holds))
         self._enter(Entry(header, encoded(record), written=True), holds)
+        self.unread.pop(header.ref, None)
 
     def restore_retired(self, manifests: Iterable[Manifest]) -> None:
         """Take retired versions from their headers; those that something derives from stay in the lineage.
@@ -878,7 +880,8 @@ class CatalogState:
         if ref.version in known.warm:
             del known.warm[ref.version]
             self.references.warm(self.holds_of(entry), -1)
-        self.graphs.remove(entry.header)
+        if not self._restoring:
+            self.graphs.remove(entry.header)
 
     def _release(self, ref: ModelRef, entry: Entry) -> None:
         """Free what a version keeps."""

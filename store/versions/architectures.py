@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from ..bounds.allowance import allowed
 from ..bounds.inflate import inflated
 from ..errors import CorruptDataError, ModelNotFoundError
 from ..graphs.graph import ModelGraph, believed
-from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery
+from ..graphs.index import IndexMatch, PrefixIndex, PrefixQuery, rank_of
 from ..graphs.pattern import PatternIndex
 from ..refs import ModelRef
 from .manifest import Header
@@ -121,6 +121,14 @@ class Architectures:
         graph = self._graphs[header.graph_key]
         graph.refs[header.ref] = None
         self._prefixes.add(header.ref, graph.query, header.quality, header.created_ns)
+
+    def enter_all(self, headers: Collection[Header]) -> None:
+        """As `enter` for each of them, in their order; cheaper for many."""
+        for header in headers:
+            self._graphs[header.graph_key].refs[header.ref] = None
+        best_first = sorted(headers, key=lambda one: rank_of(one.quality, one.created_ns, one.ref), reverse=True)
+        for header in best_first:  # so that each architecture is entered once where prefixes are looked up
+            self._prefixes.add(header.ref, self._graphs[header.graph_key].query, header.quality, header.created_ns)
 
     def remove(self, header: Header) -> None:
         """Let a version be found no more."""
