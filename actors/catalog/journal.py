@@ -21,7 +21,7 @@ from ...store.archive.directory import Directory
 from ...store.archive.opening import open_directory
 from ...store.catalog.journal import FOLDER, Stream, frame, snapshot_of
 from ...store.catalog.state import CatalogState
-from ...store.errors import StorageError
+from ...store.errors import CorruptDataError, StorageError
 from ...store.waiting import Deadline
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Journal:
                     self.on_path = True
                     return
                 self._path = None  # it cannot append, and never will
-            except StorageError as exc:
+            except (StorageError, CorruptDataError) as exc:
                 log.error("catalog: the path does not take the journal, it is written on this node: %s", exc)
                 self._try_path = Deadline.after(TRY_S)
         self._begin_private(())
@@ -122,7 +122,7 @@ class Journal:
             return
         try:
             self._directory.append(self.stream.name, data)
-        except StorageError as exc:
+        except (StorageError, CorruptDataError) as exc:
             self._torn = True
             log.error("catalog: the journal %s cannot be written, another one begins: %s", self.stream.name, exc)
             self._begin_private((data,))

@@ -80,7 +80,7 @@ class TestRefused:
         one.call(ShardCalls.abort(SAVE))
         assert in_use(one) == 0
         for call in (ShardCalls.commit(handed), ShardCalls.grant(CLIENT, SAVE, [100], 1.0)):
-            with pytest.raises(OperationTimeoutError, match="it is over"):
+            with pytest.raises(OperationTimeoutError, match="it has ended"):
                 one.call(call)
 
     @pytest.mark.parametrize("error", [StoreFullError("no room for the record"), OperationTimeoutError("not in time")])
