@@ -275,6 +275,11 @@ class World:
         process.stopped_until = max(process.stopped_until, self.now + seconds)
         self.at(process.stopped_until, lambda: self._continue(process))
 
+    def resume(self, process: Process) -> None:
+        """Have a process go on that was stopped for longer, as SIGCONT does."""
+        process.stopped_until = min(process.stopped_until, self.now)
+        self._continue(process)
+
     def _continue(self, process: Process) -> None:
         if self.now >= process.stopped_until:
             held, process.held = process.held, []

@@ -178,6 +178,7 @@ class Troubles:
         self._cluster.trouble = None
         for process in w.processes.values():
             process.facts.pop("trouble", None)
+            w.resume(process)
         self._setting.weather.lost_chance = 0.0
         w.stall_chance = w.copy_chance = 0.0
         w.disk.slowness_s = min(w.disk.slowness_s, 0.1)  # type: ignore[attr-defined]
