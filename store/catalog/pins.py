@@ -36,7 +36,9 @@ class Pins:
         return len(self._refs)
 
     def add(self, lease: Lease, ref: ModelRef) -> None:
-        """Pin a version."""
+        """Pin a version. What the lease pinned before is not pinned by it any more."""
+        if self._refs.get(lease, ref) != ref:
+            self.remove([lease])
         self._refs[lease] = ref
         self._of_version.setdefault(ref, {})[lease] = None
         self._of_client.setdefault(lease.client, {}).setdefault(lease.request, {})[lease] = None

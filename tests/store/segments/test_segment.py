@@ -1,4 +1,4 @@
-"""Segments: layout, cutting, counting and compacting."""
+"""Segments: layout, cutting, live slots, compacting, files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from itertools import pairwise
 from random import Random
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorvine.store.errors import CorruptDataError
-from tensorvine.store.holders import Save
-from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import (
     ALIGNMENT,
     COMPACT_WHEN_DEAD,
     GONE,
+    REWRITE_WHEN_DEAD,
     SEGMENT_BYTES,
+    File,
     Segment,
     layout,
     pack,
@@ -25,7 +23,7 @@ from tensorvine.store.segments.segment import (
 )
 
 sizes = st.lists(st.integers(0, 300), max_size=8)
-HOLDERS = (ModelRef("m", 1), ModelRef("m", 2), Save("c", 1))
+SLOTS = st.sets(st.integers(0, 5))
 
 
 class TestPack:
@@ -84,54 +82,32 @@ class TestSplit:
         assert split([SEGMENT_BYTES // 2] * 4) == [range(2), range(2, 4)]
 
 
-class TestCounts:
+class TestLive:
     @given(
         st.lists(st.integers(0, 300), min_size=1, max_size=6),
-        st.lists(st.tuples(st.sampled_from(HOLDERS), st.none() | st.sets(st.integers(0, 5)))),
+        st.lists(st.lists(st.integers(0, 7))),
     )
-    def test_counts_are_those_of_a_plain_set_per_holder(
-        self, sizes: list[int], steps: list[tuple[str, set[int] | None]]
-    ) -> None:
+    def test_the_live_slots_are_those_of_a_plain_set(self, sizes: list[int], freed: list[list[int]]) -> None:
+        """An order may come twice, and name slots that were never here."""
         segment = Segment((0, 1), b"", tuple(sizes))
-        plain: dict[str, set[int]] = {}
-        for holder, slots in steps:
-            if slots is None:
-                segment.release(holder)
-                plain.pop(holder, None)
-            elif max(slots, default=0) < len(sizes):
-                segment.hold(holder, slots)
-                plain[holder] = plain.get(holder, set()) | slots
-            else:
-                with pytest.raises(CorruptDataError, match=str(holder)):
-                    segment.hold(holder, slots)
-            live = set[int]().union(*plain.values())
-            segment.check()
-            assert {holder: set(slots) for holder, slots in segment.holders.items()} == plain
-            assert segment.live_slots == sorted(live)
-            assert segment.resident_bytes(live) == sum(sizes[slot] for slot in live)
-
-    def test_a_wrong_count_is_found(self) -> None:
-        segment = Segment((0, 1), b"", (4, 4))
-        segment.hold(ModelRef("m", 1), [0])
-        segment.counts[1] += 1
-        with pytest.raises(CorruptDataError, match=r"expected counts \[1, 0\]; found \[1, 1\]"):
-            segment.check()
-
-    @pytest.mark.parametrize("slot", [-1, 2])
-    def test_a_refused_hold_changes_nothing(self, slot: int) -> None:
-        segment = Segment((0, 1), b"", (4, 4))
-        with pytest.raises(CorruptDataError, match=f"m@1 names slot {slot}"):
-            segment.hold(ModelRef("m", 1), [0, slot])
-        assert segment.holders == {}
-        assert segment.counts == [0, 0]
+        plain = set(range(len(sizes)))
+        for slots in freed:
+            segment.free(slots)
+            plain -= set(slots)
+            assert segment.live_slots == sorted(plain)
+            assert segment.resident_bytes(segment.live) == sum(sizes[slot] for slot in plain)
+            assert segment.has(range(len(sizes)))
+        assert not segment.has([len(sizes)])
+        assert not segment.has([-1])
 
 
 class TestCompaction:
-    @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.sets(st.integers(0, 5)))
+    @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), SLOTS)
     def test_a_compacted_block_holds_the_live_slots_and_nothing_else(self, sizes: list[int], kept: set[int]) -> None:
         kept = {slot for slot in kept if slot < len(sizes)}
         segment = Segment((0, 1), "old", tuple(sizes))
-        segment.hold(ModelRef("m", 1), kept)
+        gone = set(range(len(sizes))) - kept
+        segment.free(gone)
         offsets, length = segment.compacted()
         new, expected = layout([sizes[slot] for slot in sorted(kept)])
         assert [offset for offset in offsets if offset != GONE] == new
@@ -139,28 +115,54 @@ class TestCompaction:
         segment.move("new", offsets, length)
         assert (segment.handle, segment.allocated, segment.generation) == ("new", length, 1)
         assert not segment.wants_compaction
-        segment.hold(ModelRef("m", 2), kept)
-        for slot in set(range(len(sizes))) - kept:
-            with pytest.raises(CorruptDataError, match=f"expected a live slot; m@3 names slot {slot}"):
-                segment.hold(ModelRef("m", 3), [slot])
-        segment.check()
+        assert segment.has(kept)
+        assert not any(segment.has([slot]) for slot in gone)
 
     def test_compaction_pays_once_more_than_a_quarter_is_dead(self) -> None:
         segment = Segment((0, 1), b"", (64,) * 8)
-        segment.hold(ModelRef("m", 1), range(6))
+        segment.free([6, 7])
         assert COMPACT_WHEN_DEAD == (8 - 6) / 8
         assert not segment.wants_compaction
-        segment.hold(ModelRef("m", 2), range(5))
-        segment.release(ModelRef("m", 1))
+        segment.free([5])
         assert segment.wants_compaction
 
-    def test_a_segment_that_nobody_holds_is_freed_not_compacted(self) -> None:
+    def test_a_segment_without_live_slots_is_freed_not_compacted(self) -> None:
         segment = Segment((0, 1), b"", (64,))
-        segment.hold(ModelRef("m", 1), [0])
-        segment.release(ModelRef("m", 1))
+        segment.free([0])
         assert not segment.wants_compaction
 
     def test_padding_is_not_dead(self) -> None:
-        segment = Segment((0, 1), b"", (1,) * 8)
-        segment.hold(ModelRef("m", 1), range(8))
-        assert not segment.wants_compaction
+        assert not Segment((0, 1), b"", (1,) * 8).wants_compaction
+
+
+class TestFiles:
+    @given(
+        st.lists(st.integers(0, 300), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))
+    )
+    def test_a_slot_is_where_a_file_or_a_block_has_it(self, sizes: list[int], freed: set[int], read: set[int]) -> None:
+        """A segment that was written, lost slots, left the memory, and was read again in part."""
+        every = set(range(len(sizes)))
+        segment = Segment((0, 1), "block", tuple(sizes), keeper=True)
+        segment.file_is(File("name", 0, 9, frozenset(every)))
+        assert segment.is_safe
+        segment.free(freed)
+        live = every - freed
+        segment.move(None, *segment.arranged(()))
+        assert segment.allocated == 0
+        assert segment.absent(every) == sorted(live)
+        offsets, length = segment.arranged(live & read)
+        segment.move("other", offsets, length)
+        assert segment.absent(live) == sorted(live - read)
+        assert all(isinstance(segment.offsets[slot], int) for slot in live & read)
+        dead = sum(sizes[slot] for slot in every & freed)
+        assert segment.wants_rewriting == (bool(live) and dead > REWRITE_WHEN_DEAD * sum(sizes))
+        segment.keeper = False
+        assert not segment.wants_rewriting
+
+    def test_what_a_new_file_lacks_and_no_block_has_is_gone(self) -> None:
+        segment = Segment.on_disk((0, 1), (4, 4, 4), File("old", 0, 9, frozenset({0, 2})), generation=5)
+        assert (segment.live, segment.has([1])) == ({0, 2}, False)
+        segment.file_is(File("new", 1, 9, frozenset({2})))
+        assert [segment.has([slot]) for slot in range(3)] == [False, False, True]
+        assert segment.file is not None
+        assert segment.file.name == "new"
