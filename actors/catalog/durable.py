@@ -55,8 +55,6 @@ GIVE_UP_S = 60.0
 NAMED = 10
 """Versions that an error names."""
 LAYERS_KEPT = 64
-PARENT = 1 << 30
-"""Position of the lease by which a durable save pins its parent."""
 
 
 @dataclass(slots=True)
@@ -148,8 +146,7 @@ class ManifestWriter:
                 self._pause = LOOK_S if self.error is None else self._pauses.next()
                 return
             done, failed = self._write_all(ready, dead)
-            if done:
-                self._context.decide(lambda done=done: [Written(tuple((ref.name, ref.version) for ref in done))])
+            self._context.decide(lambda done=done, dead=dead: self._written(done, dead))
             self._note(failed)
             self._context.notifier.tell(Change.FILES)
             self._settle()
@@ -201,8 +198,16 @@ class ManifestWriter:
                 failed = failed or exc
         return done, failed
 
+    def _written(self, done: Sequence[ModelRef], dead: Sequence[Header]) -> list[Record]:
+        """Return the record of what was written. A manifest whose version was retired meanwhile needs a header."""
+        headers = {header.ref for header in dead}
+        refs = [ref for ref in done if ref in headers or self._state.live(ref) is not None]
+        return [Written(tuple((ref.name, ref.version) for ref in refs))] if refs else []
+
     def _write_entry(self, entry: Entry) -> None:
         with self._lock:
+            if entry.header.graph_key not in self._state.graphs:
+                return  # the version was lost just now
             body = self._state.body_of(entry)
             architecture = self._state.graphs.packed(entry.header.graph_key)
             chains = self._chains(self._state.holds_of(entry), {})
@@ -315,21 +320,42 @@ class ManifestWriter:
                     return f"shard {line.shard}: {why}"
         return ""
 
+    def begin(self, saves: DurableSaves, draft: Draft, staged: Mapping[SegmentId, Staged]) -> Draft:
+        """Keep what a durable save needs until `save` has ended: its parent is pinned, its graph goes along.
+
+        Call it with the lock held, in the section that found no reason to refuse it.
+        """
+        if draft.parent is not None:
+            self._state.pins.add(_keeps_parent(draft.save), draft.parent)
+        saves.begin(draft.save, staged)
+        return self._state.with_graph(draft)
+
     async def save(
         self, saves: DurableSaves, draft: Draft, staged: Mapping[SegmentId, Staged], deadline: Deadline
-    ) -> tuple[ModelRef, int]:
-        """Write a version to the path, and make it exist then. Its parent is pinned meanwhile.
+    ) -> tuple[str, str] | None:
+        """Write a version that `begin` returned to the path, and make it exist then.
+
+        Returns:
+            As `CatalogState.refusal`: tensors that it inherits were lost meanwhile; None: it exists.
 
         Raises:
             StorageError: the path does not take it; nothing of it stays.
             OperationTimeoutError: it takes longer.
+            CorruptDataError: the name's highest version has the last number that there is.
         """
+        try:
+            return await self._save(saves, draft, staged, deadline)
+        finally:
+            with self._lock:
+                saves.end(draft.save)
+                self._state.pins.remove([_keeps_parent(draft.save)])
+            self._settle()
+
+    async def _save(
+        self, saves: DurableSaves, draft: Draft, staged: Mapping[SegmentId, Staged], deadline: Deadline
+    ) -> tuple[str, str] | None:
         save, holds = draft.save, unpacked_slots(draft.slots)
-        parent = Lease(save, PARENT)
         with self._lock:
-            if draft.parent is not None:
-                self._state.pins.add(parent, draft.parent)
-            saves.begin(save, staged)
             number = self._state.reserve(draft.name)
             at = self._state.dated(draft.name, time.time_ns())
         ref = ModelRef(draft.name, number)
@@ -338,17 +364,16 @@ class ManifestWriter:
             await self._write_first(saves, draft, ref, at, deadline)
             with self._lock:
                 files = dict(saves.files(save))
-                self._context.decide(lambda: self._records(draft, staged, files, number, at))
-            return ref, at
+                refusal = self._state.missing(draft, staged.keys())
+                if refusal is None:
+                    self._context.decide(lambda: self._records(draft, staged, files, number, at))
+            if refusal is not None:
+                await self._take_back(ref)
+            return refusal
         except BaseException:
             if self._state.live(ref) is None:
                 await self._take_back(ref)
             raise
-        finally:
-            with self._lock:
-                saves.end(save)
-                self._state.pins.remove([parent])
-            self._settle()
 
     async def _until_stored(
         self, saves: DurableSaves, save: Request, holds: Mapping[SegmentId, Sequence[int]], deadline: Deadline
@@ -402,6 +427,11 @@ class ManifestWriter:
                 log.warning("catalog: the manifest of %s, which does not exist, could not be deleted: %s", ref, exc)
 
         await self._workers.run(delete)
+
+
+def _keeps_parent(save: Request) -> Lease:
+    """Return the pin on the parent of a durable save, which stays also when the client gives the save up."""
+    return Lease(Request(f"save of {save.client}", save.number))
 
 
 def replace_time(record: Version, at: int) -> Version:

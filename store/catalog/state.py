@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import islice
 
@@ -264,12 +264,23 @@ class CatalogState:
                 return "parent", f"{draft.name}: the latest version is {newest or 'none'}, not {draft.parent or 'none'}"
         elif draft.parent is not None and not self._reads(draft.parent, draft.save.client):
             return "parent", f"{draft.parent} exists no more"
+        if draft.architecture is None and draft.graph_key not in self.graphs:
+            return "graph", f"no graph of key {draft.graph_key.hex()}"
+        return self.missing(draft, staged)
+
+    def missing(self, draft: Draft, staged: Set[SegmentId]) -> tuple[str, str] | None:
+        """Return which tensors that a draft inherits are not available, as `refusal` does; None: all are."""
         for segment, slots in unpacked_slots(draft.slots).items():
             if segment not in staged and not self.references.has(segment, slots):
                 return "slots", f"some slots of segment {segment[1]:x} are not available"
-        if draft.architecture is None and draft.graph_key not in self.graphs:
-            return "graph", f"no graph of key {draft.graph_key.hex()}"
         return None
+
+    def with_graph(self, draft: Draft) -> Draft:
+        """Return a draft that was not refused with its graph: that may go before the draft is decided on."""
+        if draft.architecture is not None:
+            return draft
+        key = draft.graph_key
+        return replace(draft, architecture=self.graphs.packed(key), fingerprints=self.graphs.query(key))
 
     def next_version(self, name: str) -> int:
         """Return the number of the next version of a name; errors as in `decide_commit`."""

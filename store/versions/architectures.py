@@ -107,6 +107,10 @@ class Architectures:
         """Return an architecture that is used, as it is kept: `unpacked` reads it."""
         return self._graphs[key].packed
 
+    def query(self, key: bytes) -> PrefixQuery:
+        """Return the fingerprints of a graph that is used."""
+        return self._graphs[key].query
+
     def architecture(self, key: bytes) -> Architecture:
         """Return a graph's JSON text and the framework's recipe for it."""
         graph = self._graphs.get(key)

@@ -63,7 +63,7 @@ class Shards:
         self._writer = writer
         self._retaining = retaining
         self._versions = versions
-        self._saving: dict[Request, asyncio.Task[Committed]] = {}
+        self._saving: dict[Request, asyncio.Task[Committed | Refused]] = {}
         """Durable saves under way."""
         self._places: dict[SegmentId, Place | None] = {}
         """Where the segments lie of commits that are being decided."""
@@ -105,16 +105,18 @@ class Shards:
             if answered is not None:
                 self._placement.brought_again(sender.shard, proposal.staged)
                 return Committed(*answered)
-            self._state.requests.check(draft.save)
-            self._state.requests.open(draft.save.client, time.monotonic())
-            refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
-            if refusal is not None:
-                return Refused(*refusal)
-            committed = self._decided(proposal) if not proposal.durable else None
-        if committed is None:
-            return await self._saved(proposal, deadline)
-        await self._copies.secured(deadline)
-        return committed
+            done = self._saving.get(draft.save)
+            if done is None:
+                self._state.requests.check(draft.save)
+                self._state.requests.open(draft.save.client, time.monotonic())
+                refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
+                if refusal is not None:
+                    return Refused(*refusal)
+                done = self._begun(proposal, deadline) if proposal.durable else self._decided(proposal)
+        if isinstance(done, Committed):
+            await self._copies.secured(deadline)
+            return done
+        return await asyncio.shield(done)
 
     def _decided(self, proposal: Proposal) -> Committed:
         """Make a version exist. Call it with the lock held."""
@@ -152,26 +154,28 @@ class Shards:
             if known is not None:
                 known.place = place
 
-    async def _saved(self, proposal: Proposal, deadline: Deadline) -> Committed:
-        """Carry a durable save out, once however often it is asked for."""
-        task = self._saving.get(proposal.save)
-        if task is None:
-            task = self._saving[proposal.save] = asyncio.ensure_future(self._save(proposal, deadline))
-            task.add_done_callback(lambda done: self._saving.pop(proposal.save, None) and done.cancelled())
-        return await asyncio.shield(task)
-
-    async def _save(self, proposal: Proposal, deadline: Deadline) -> Committed:
-        if self._writer is None:
+    def _begun(self, proposal: Proposal, deadline: Deadline) -> asyncio.Task[Committed | Refused]:
+        """Begin a durable save, which goes on however often it is asked for. Call it with the lock held."""
+        draft, writer = proposal.draft, self._writer
+        if writer is None:
             raise StorageError(
-                f"save of {proposal.draft.name!r}: durability 'disk': expected a repository with path=; found one "
-                "without"
+                f"save of {draft.name!r}: durability 'disk': expected a repository with path=; found one without"
             )
-        await self._writer.save(self._durable, proposal.draft, proposal.staged, deadline)
-        with self._lock:
-            committed = self._committed(proposal)
-            self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
-            self._note_places()
-        return committed
+        draft = writer.begin(self._durable, draft, proposal.staged)
+
+        async def save() -> Committed | Refused:
+            refusal = await writer.save(self._durable, draft, proposal.staged, deadline)
+            if refusal is not None:
+                return Refused(*refusal)
+            with self._lock:
+                committed = self._committed(proposal)
+                self._places = {segment: staged.place for segment, staged in proposal.staged.items()}
+                self._note_places()
+            return committed
+
+        task = self._saving[draft.save] = asyncio.ensure_future(save())
+        task.add_done_callback(lambda done: self._saving.pop(draft.save, None) and done.cancelled())
+        return task
 
     @answers(KeeperCalls.watch)
     async def watch(self, sender: Sender, names: Sequence[str]) -> list[Located]:
