@@ -50,7 +50,7 @@ class Term:
     """A term of the catalog."""
 
     number: int
-    token: bytes
+    token: bytes = field(repr=False)
     """Drawn by its process: tells it from another one that took the same number."""
 
 

@@ -10,13 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tensorvine.actors.rpc import messages
+from tensorvine.actors.rpc import catalog_messages, messages
+from tensorvine.actors.rpc.catalog_messages import CatalogConfig, Page, Term, Welcome
 from tensorvine.actors.rpc.messages import Disk, Hello, ShardPlan
 from tensorvine.actors.rpc.redis_keys import Address
-from tensorvine.actors.shard.calls import ShardCalls, copies, replicas
+from tensorvine.actors.shard.calls import ShardCalls, copies, orders
 from tensorvine.actors.shard.calls.copies import Original
 from tensorvine.planner.topology import Topology
-from tensorvine.store.holders import Save
+from tensorvine.store.holders import Request
+from tensorvine.store.shard import ShardState
 
 URI = "s3://QQQ:QQQ%2F@bucket/prefix?session_token=QQQ"
 URL = "rediss://user:QQQ@host/0"
@@ -28,12 +30,15 @@ MESSAGES = {
     "disk": DISK,
     "plan": PLAN,
     "topology": TOPOLOGY,
-    "a later topology": TOPOLOGY.grown([7]).settled().shrunk([0]),
+    "a later topology": TOPOLOGY.grown(1).draining([0]).left([0]),
     "config": PLAN.config(TOPOLOGY, 1, 1 << 20),
+    "catalog": CatalogConfig(topology=TOPOLOGY, session_s=60.0, disk=DISK, redis=URL),
+    "welcome": Welcome(1, TOPOLOGY, {0: "node"}, "node", Page(17, 3, (0, 1))),
+    "term": Term(3, b"QQQ"),
     "address": ADDRESS,
-    "hello": Hello(0, "node", 17, 3, 1 << 20, ADDRESS),
-    "offer": replicas.Offer({}, {}, ADDRESS),
-    "request": ShardCalls.pull(Save("client", 7), {(0, 1): Original((8,), (0,), None)}, ADDRESS, 1.0),
+    "hello": Hello(0, "node", 17, 3, (0, 1), 1 << 20, ADDRESS),
+    "report": ShardState(0, 1).report("node", ADDRESS, 1 << 20),
+    "request": ShardCalls.pull(Request("client", 7), {(0, 1): Original((8,), (0,), None)}, ADDRESS, 1.0),
 }
 
 
@@ -51,7 +56,9 @@ def test_what_helps_is_shown() -> None:
         assert word in repr(MESSAGES["config"])
 
 
-@pytest.mark.parametrize("what", ["plan", "topology", "config", "address", "hello"])
+@pytest.mark.parametrize(
+    "what", ["plan", "topology", "config", "catalog", "welcome", "term", "address", "hello", "report"]
+)
 def test_the_secrets_are_there(what: str) -> None:
     message: Any = MESSAGES[what]
     again = pickle.loads(pickle.dumps(message))  # noqa: S301  our own
@@ -66,7 +73,7 @@ def test_an_address_is_a_place_with_a_token_as_before() -> None:
     assert json.loads(ADDRESS.to_json()) == {"host": "host", "port": 4321, "token": "QQQ"}
 
 
-@pytest.mark.parametrize("module", [messages, copies, replicas])
+@pytest.mark.parametrize("module", [messages, catalog_messages, copies, orders])
 def test_what_is_called_like_a_secret_is_in_no_repr(module: ModuleType) -> None:
     for cls in vars(module).values():
         if dataclasses.is_dataclass(cls):
