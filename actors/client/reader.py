@@ -175,6 +175,13 @@ class Reader:
         with self._lock:
             self._told[located.header.ref] = located
 
+    def forget(self, ref: ModelRef) -> None:
+        """Have the next load of a version that this client retired ask the catalog, which may keep it for a pin."""
+        with self._lock:
+            for key in [key for key, plan in self._plans.items() if plan.ref == ref]:
+                del self._plans[key]
+            self._told.pop(ref, None)
+
     def mapped(self, entries: Mapping[str, TensorEntry], places: Mapping[SegmentId, Location]) -> dict[str, np.ndarray]:
         """Return those of these tensors that lie in mapped memory, or whose bytes are here, without a message.
 
@@ -265,6 +272,9 @@ class Reader:
                     if isinstance(exc, ShardUnavailableError):
                         raise
                     raise ModelLostError(f"{located.header.ref} is lost in part: {exc}") from without_frames(exc)
+            except BaseException:
+                held.clear()  # whoever keeps the error keeps this frame
+                raise
 
     # ---- without a message ----------------------------------------------------------------------------
 
@@ -322,6 +332,8 @@ class Reader:
         near = {s for s in sizes if here and (s in held or self.is_mapped(places[s][0], wish.deadline))}
         told = {s: block for s in near if (block := _block_of(places[s], sizes[s])) is not None}
         self._lock_all(held, {s: told[s] for s in _lacking(held, {s: list(sizes[s]) for s in told})})
+        if self._session.path is not None and _lacking(held, {s: list(sizes[s]) for s in near}):
+            held.clear()  # who waits for room keeps nothing, so that no two loads wait for each other
         while lacking := _lacking(held, {s: list(sizes[s]) for s in near}):
             wish.deadline.left_for(wish.what)
             self._lock_all(held, self._blocks(lacking, places, wish))

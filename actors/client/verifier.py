@@ -98,8 +98,12 @@ class Verifier:
 
     def _tensors(self, table: Mapping[str, TensorEntry], located: Located, timeout: float) -> list[str]:
         names: dict[int, dict[SegmentId, dict[int, str]]] = {}
+        lost: list[str] = []
         for name, entry in table.items():
+            if entry.segment not in located.places:
+                lost.append(f"tensor {name!r}: expected its bytes in memory or in a file; they are lost")
+                continue
             shard, _ = located.places[entry.segment]
             names.setdefault(shard, {}).setdefault(entry.segment, {})[entry.slot] = name
         requests = {shard: ShardCalls.check_tensors(part) for shard, part in names.items()}
-        return [text for texts in self._session.call_each(requests, timeout) for text in texts]
+        return lost + [text for texts in self._session.call_each(requests, timeout) for text in texts]

@@ -102,6 +102,10 @@ class Reads:
 
     @answers(ReadCalls.check_tensors)
     async def check_tensors(self, names: dict[SegmentId, dict[int, str]]) -> list[str]:
+        with self._lock:
+            gone = [s for s in names if self._state.segment(s) is None and s not in self._state.known_files]
+        if gone:
+            raise ModelLostError(f"shard {self._context.index}: expected {len(gone)} segments that are not here")
         problems: list[str] = []
         for segment, slots in names.items():
             problems += await self._segment_memory.workers.run(self._segment_memory.hashing.check, segment, slots)
