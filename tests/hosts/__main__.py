@@ -32,7 +32,7 @@ CUTS = 3
 SECONDS = (1.0, 4.0, 15.0, 40.0, 90.0)
 SETTLE_S = 15.0
 """After a long cut, by when Ray has found out which hosts it gives up."""
-STEPS = (*SAVE, *LOAD, "pull.before", "pull.after", "grant.before", "note.after", "hold.after")
+STEPS = (*SAVE, *LOAD, *(f"shard.{step}" for step in ("pull.before", "pull.after", "grant.before", "digests.before")))
 
 
 def drawn_cut(random: Random) -> tuple[Link, ...]:

@@ -21,6 +21,8 @@ from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 from tensorvine.actors.client.repository import Repository
 from tensorvine.actors.edge.consumer import EdgeConsumer
+from tensorvine.actors.memory.process import this_process
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.clusters.cli.options import keep_from
 from tensorvine.store.errors import TensorVineError
@@ -28,6 +30,10 @@ from tensorvine.store.errors import TensorVineError
 from tests.hosts import content, gates, searching
 from tests.hosts.node import connect
 from tests.hosts.runs import Run
+
+SHARD = ("tensors", "bytes_allocated", "bytes_staged", "bytes_replicated")
+CATALOG = ("models", "pins")
+"""Statistics that are 0 where nothing is left."""
 
 
 class _Taking:
@@ -73,9 +79,9 @@ class Operations:
         self._at(repository).retire(model)
 
     def stop(self, prefix: str) -> None:
-        """Stop the repositories that were started here, by the beginning of their names."""
+        """Stop the repositories that this client started or connected to, by the beginning of their names."""
         for repository in [name for name in self._repositories if name.startswith(prefix)]:
-            self._repositories.pop(repository).close()
+            self._repositories.pop(repository).stop()
 
     def flush(self, repository: str, timeout: float = 60.0) -> None:
         """Wait until all is on the path."""
@@ -94,11 +100,11 @@ class Operations:
         return [str(problem) for problem in self._at(repository).verify(timeout=60.0)]
 
     def left(self, repository: str) -> list[str]:
-        """Say what each shard holds that it should not without models, savers and readers."""
-        wanted = ("tensors", "bytes_allocated", "pins", "bytes_staged", "bytes_replicated")
-        shards = self._at(repository).stats().shards
-        found = {shard.shard: {n: getattr(shard, n) for n in wanted if getattr(shard, n)} for shard in shards}
-        return [f"shard {shard}: {left}" for shard, left in found.items() if left]
+        """Say what the catalog and each shard hold that they should not without models, savers and readers."""
+        stats = self._at(repository).stats()
+        held = {f"shard {shard.shard}": _left(shard, SHARD) for shard in stats.shards}
+        held["catalog"] = _left(stats.catalog, CATALOG)
+        return [f"{who}: {left}" for who, left in held.items() if left]
 
     def stats(self, repository: str, fact: str) -> dict[str, int]:
         """Tell something of each shard's stats: node -> that."""
@@ -112,8 +118,22 @@ class Operations:
 
     def placed(self, repository: str) -> list[str]:
         """Name the node of each shard, as the shards say themselves."""
-        repo = self._at(repository)
-        return [repo._session.call(shard, ShardCalls.node()) for shard in repo.shards]
+        session = self._at(repository)._session
+        session.refresh()
+        greeting = ShardCalls.hello(session.client, session.node, this_process())
+        return [session.call(shard, greeting).node for shard in session.shards]
+
+    def catalog(self, repository: str) -> str:
+        """Name the node of the catalog."""
+        session = self._at(repository)._session
+        return session.ask(CatalogCalls.hello(session.client, session.node)).node
+
+    def holders(self, repository: str, name: str) -> list[str]:
+        """Name the nodes whose shards have tensors of a name's newest version."""
+        session = self._at(repository)._session
+        located = session.ask(CatalogCalls.locate(session.client, name, None, None))
+        places = self.places(repository)
+        return sorted({places[shard] for shard, _ in located.places.values()})
 
     def warn(self, node: str) -> None:
         """Tell a node to drain, as an autoscaler does before it takes a machine away."""
@@ -171,10 +191,6 @@ class Operations:
         """End `read`."""
         self._enough.set()
 
-    def home(self, repository: str, name: str) -> int:
-        """Tell the shard that is home to a name."""
-        return self._at(repository)._session.home(name)
-
     def where(self) -> str:
         """Tell the address of the node that this client is on, as Ray takes it."""
         return ray.util.get_node_ip_address()
@@ -205,6 +221,10 @@ class Operations:
             if repository not in self._repositories:
                 self._repositories[repository] = Repository.connect(repository)
             return self._repositories[repository]
+
+
+def _left(stats: object, wanted: Sequence[str]) -> dict[str, int]:
+    return {name: value for name in wanted if (value := getattr(stats, name))}
 
 
 def main(host: int) -> None:

@@ -1,8 +1,9 @@
 """Stops a call of an actor at a step, where a test wants to cut a link, until the test lets it go on.
 
 Rules
-- A step is a call's name and "before" or "after" what carries it out. It is wanted by a file of its name in the folder
-  of a repository or a run; the first call that comes there takes the file away and waits for the next one.
+- A step is an actor, a call's name, and "before" or "after" what carries it out. It is wanted by a file of its
+  name in the folder of a repository or a run; the first call that comes there takes the file away and waits for the
+  next one.
 - Only actors on the test's hosts have gates: what their workers are forked from puts them in (`node`), and so do
   clients, from whom Ray takes the methods of actors that they start.
 """
@@ -32,7 +33,7 @@ class Gate:
     Args:
         folder: that of all gates.
         whose: a repository or a run.
-        step: such as "commit.before".
+        step: such as "shard.commit.before".
     """
 
     def __init__(self, folder: Path, whose: str, step: str) -> None:
@@ -58,15 +59,17 @@ class Gate:
 
 def install() -> None:
     """Put gates into the actors of this process."""
+    catalog = importlib.import_module("tensorvine.actors.catalog.catalog").Catalog
     shard = importlib.import_module("tensorvine.actors.shard.shard").Shard
     planner = importlib.import_module("tensorvine.actors.planner.planner").Planner
     trainer = importlib.import_module("tensorvine.actors.training.trainer").TrainerActor
-    _put(shard, lambda arguments: arguments["config"].repository)
-    _put(planner, lambda arguments: arguments["topology"].repository)
-    _put(trainer, lambda arguments: arguments["run"])
+    _put(catalog, "catalog", lambda arguments: arguments["config"].topology.repository)
+    _put(shard, "shard", lambda arguments: arguments["config"].repository)
+    _put(planner, "planner", lambda arguments: arguments["topology"].repository)
+    _put(trainer, "trainer", lambda arguments: arguments["run"])
 
 
-def _put(cls: type, whose: Callable[[dict[str, Any]], str]) -> None:
+def _put(cls: type, actor: str, whose: Callable[[dict[str, Any]], str]) -> None:
     made = cls.__init__
 
     @functools.wraps(made)
@@ -78,7 +81,7 @@ def _put(cls: type, whose: Callable[[dict[str, Any]], str]) -> None:
     for name in dir(cls):
         method = getattr(cls, name)
         if hasattr(method, "answers") and asyncio.iscoroutinefunction(method):
-            setattr(cls, name, _gated(name, method))
+            setattr(cls, name, _gated(f"{actor}.{name}", method))
 
 
 def _gated(name: str, method: _Method) -> _Method:

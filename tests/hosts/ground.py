@@ -27,10 +27,11 @@ from tests.hosts.node import STORE_BYTES
 NAMES = tuple(f"m{number}" for number in range(12))
 TIMEOUT_S = 90.0
 """Of an operation, which may wait for a shard that starts again on another host."""
-SAVE = ("begin.before", "begin.after", "hold.before", "note.before", "put_in_replica.before", "commit.before")
-SAVE = (*SAVE, "commit.after")
-LOAD = ("fetch.before", "fetch.after")
+SAVE = ("catalog.begin.before", "catalog.begin.after", "shard.commit.before", "shard.keep_copies.before")
+SAVE = (*SAVE, "catalog.commit.before", "catalog.commit.after", "shard.commit.after")
+LOAD = ("catalog.locate.before", "catalog.locate.after")
 FORK = ("describe.before", "arm.before", "arm.after", "agree.before", "agree.after", "start.before", "adopt.before")
+FORK = tuple(f"trainer.{step}" for step in FORK)
 """Steps of a fork; the last two at the clones, the others at the training's ranks."""
 HEALED_S = 1.5
 """Between two cuts. So TCP finds out that a link carries again: Ray takes the host of one that flaps for gone."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -51,9 +51,9 @@ class Saves:
         self.at = at
         self.newest = dict.fromkeys(NAMES, 0)
 
-    def save(self, host: int, name: str) -> None:
+    def save(self, host: int, name: str, repositories: Sequence[str] = (MEMORY, PATH)) -> None:
         self.newest[name] += 1
-        for repository in (MEMORY, PATH):
+        for repository in repositories:
             asked = {"repository": repository, "name": name, "seed": self.newest[name], "durability": "memory"}
             assert self.at.client(host).do("save", timeout=WAIT_S, **asked) == self.newest[name]
 
@@ -67,12 +67,6 @@ class Saves:
                 assert found == [*range(1, newest + 1), newest]
                 created = [client.do("created", repository=repository, model=ref) for ref in refs]
                 assert created == sorted(created)
-
-    def home(self, name: str) -> int:
-        """Return the host of the shard that is home to a name, in memory, once host 3 has joined."""
-        client = self.at.client(3)  # it has connected since then; others hear of the shards when they need to
-        node = client.do("places", repository=MEMORY)[str(client.do("home", repository=MEMORY, name=name))]
-        return next(host for host in OFF if self.at.id_of(host) == node)
 
 
 def placed(at: Hosts, *wanted: int) -> None:
@@ -100,7 +94,8 @@ def shown_by_raylet(at: Hosts, host: int) -> float:
 def test_numbers_and_monotonic_clocks_count(at: Hosts) -> None:
     first = at.client(1)
     first.do("start", repository=MEMORY, options={})
-    first.do("start", repository=PATH, options={"path": str(at.folder / "path"), "keep": "last(1)"})
+    on_path = {"path": str(at.folder / "path"), "keep": "last(1)"}
+    at.client(2).do("start", repository=PATH, options=on_path)
     placed(at, 1, 2)
     saves = Saves(at)
     for host in (1, 2):
@@ -108,11 +103,12 @@ def test_numbers_and_monotonic_clocks_count(at: Hosts) -> None:
             saves.save(host, name)
     at.join(3)
     placed(at, 1, 2, 3)
-    homes = {saves.home(name): name for name in map("first{}".format, range(20))}
     for host, seconds in OFF.items():
         assert hours(at.client(host).do("clock")) == hours(shown_by_raylet(at, host)) == seconds / HOUR_S
-        first.do("candidate", repository=MEMORY, name=homes[host], kinds=f"{host}yz")
-        assert hours(first.do("created", repository=MEMORY, model=homes[host])) == seconds / HOUR_S
+    for repository, host in ((MEMORY, 1), (PATH, 2)):
+        assert first.do("catalog", repository=repository) == at.id_of(host)
+        first.do("candidate", repository=repository, name="first", kinds="2yz")
+        assert hours(first.do("created", repository=repository, model="first")) == OFF[host] / HOUR_S
     waiting = [
         at.client(host).begin("await_newer", repository=MEMORY, name=NAMES[0], after=2, timeout=WAIT_S) for host in OFF
     ]
@@ -123,7 +119,7 @@ def test_numbers_and_monotonic_clocks_count(at: Hosts) -> None:
     for repository in (MEMORY, PATH):
         saves.check(repository, *OFF)
 
-    # from here on a name's home is where it is earlier than its newest version was created
+    # from here on the path's catalog is where it is earlier than its newest versions were created
     ids = [at.id_of(host) for host in OFF]
     first.do("train", run="run", nodes=[ids[2]] * 2)
     first.do("fork", run="run", clones="clones", timeout=WAIT_S)
@@ -132,8 +128,10 @@ def test_numbers_and_monotonic_clocks_count(at: Hosts) -> None:
     placed(at, 1, 3)
     at.forget(2)
     at.end(2)
-    assert first.do("candidate", repository=MEMORY, name=homes[2], kinds="2yz") == f"{homes[2]}@1"
-    assert first.do("candidate", repository=MEMORY, name="other", kinds="2yz") == f"{homes[2]}@2"
+    assert first.do("candidate", repository=PATH, name="first", kinds="2yz") == "first@1"
+    assert first.do("candidate", repository=PATH, name="other", kinds="2yz") == "first@2"
+    assert hours(first.do("created", repository=PATH, model="first")) > 0.5
+    assert hours(first.do("created", repository=PATH, model="other")) <= 0.0
     for host in (3, 1):
         for name in NAMES:
             saves.save(host, name)
@@ -143,6 +141,9 @@ def test_numbers_and_monotonic_clocks_count(at: Hosts) -> None:
     first.do("flush", repository=PATH)
     first.do("stop", prefix=PATH)
     at.forget(3)
-    at.client(3).do("start", repository=PATH, options={"path": str(at.folder / "path"), "keep": "last(1)"})
+    at.client(3).do("start", repository=PATH, options=on_path)
+    saves.check(PATH, 3)
+    for name in NAMES:
+        saves.save(3, name, [PATH])
     saves.check(PATH, 3)
     assert at.client(3).do("checked", repository=PATH) == []

@@ -21,6 +21,7 @@ FULL, OTHER = 2, 1
 """Hosts."""
 ALONE, TWICE = "alone", "twice"
 """Repositories, with one replica and with two."""
+NAMES = ("n0", "n1")
 NO_ROOM = "StorageError.*No space left on device"
 SHORT_S = 5.0
 """Of what waits for a disk that is full."""
@@ -55,15 +56,6 @@ class Ground:
     def start(self, repository: str) -> None:
         options = {"shards": 2, "path": str(self.path / repository), "replicas": 2 if repository == TWICE else 1}
         self.at.client(OTHER).do("start", repository=repository, options=options)
-
-    def names(self, repository: str) -> dict[int, str]:
-        """Return a name for each host, which its shard is home to."""
-        client = self.at.client(OTHER)
-        homes = client.do("places", repository=repository)
-        of = {self.at.id_of(host): host for host in (OTHER, FULL)}
-        names = {of[homes[str(client.do("home", repository=repository, name=f"n{i}"))]]: f"n{i}" for i in range(20)}
-        assert names.keys() == {OTHER, FULL}
-        return names
 
     def flush_refused(self, repository: str) -> None:
         """Flush until that fails because the disk is full, which it may not have said the first time."""
@@ -101,27 +93,24 @@ def _closed(ground: Ground) -> Iterator[None]:
 
 def test_saves_go_on_or_fail_by_name(ground: Ground) -> None:
     ground.start(ALONE)
-    names = ground.names(ALONE)
     for host in (OTHER, FULL):
-        for name in names.values():
+        for name in NAMES:
             ground.save(host, ALONE, name, "disk")
     ground.disk.trouble("full disk")
-    for _ in range(3):
-        ground.save(OTHER, ALONE, names[OTHER], "disk")  # nothing of it is the full host's
-    for host, name in ((FULL, names[OTHER]), (OTHER, names[FULL]), (FULL, names[FULL])):
+    for name in NAMES:
+        ground.save(OTHER, ALONE, name, "disk")  # nothing of it that is not on the path is the full host's
         with pytest.raises(FailedError, match=NO_ROOM):
-            ground.save(host, ALONE, name, "disk")
+            ground.save(FULL, ALONE, name, "disk", SHORT_S)
     ground.check(ALONE)  # versions that failed are not there
     for host in (OTHER, FULL):
-        for name in names.values():
+        for name in NAMES:
             ground.save(host, ALONE, name)
     ground.flush_refused(ALONE)
-    with pytest.raises(FailedError, match=NO_ROOM):  # it would overtake what waits
-        ground.save(OTHER, ALONE, names[OTHER], "disk", SHORT_S)
+    ground.save(OTHER, ALONE, NAMES[0], "disk")  # what it inherits is on the path
     ground.check(ALONE)
     ground.disk.heal()
     ground.at.client(FULL).do("flush", repository=ALONE)
-    ground.save(FULL, ALONE, names[OTHER], "disk")
+    ground.save(FULL, ALONE, NAMES[0], "disk")
     assert ground.at.client(OTHER).do("checked", repository=ALONE) == []
     ground.at.client(OTHER).do("stop", prefix=ALONE)
     ground.at.forget(FULL)
@@ -135,10 +124,9 @@ def test_saves_go_on_or_fail_by_name(ground: Ground) -> None:
 def test_another_host_writes_what_a_full_one_could_not(ground: Ground) -> None:
     """The full host ends: replicas have what waited there, and go to the path by the other host."""
     ground.start(TWICE)
-    names = ground.names(TWICE)
     ground.disk.trouble("full disk")
     for host in (OTHER, FULL):
-        for name in names.values():
+        for name in NAMES:
             ground.save(host, TWICE, name)
     ground.flush_refused(TWICE)
     ground.at.forget(FULL)

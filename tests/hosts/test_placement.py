@@ -1,4 +1,4 @@
-"""What lies on which host, and a search whose clients are on two: docs/design/repository.md, replicas.md."""
+"""What lies on which host, and a search whose clients are on two: docs/design/catalog.md."""
 
 from __future__ import annotations
 
@@ -60,9 +60,6 @@ def test_bytes_lie_where_they_were_saved_and_copies_elsewhere(at: Hosts, reposit
         copied = [now - before for now, before in zip(stats(at, repository, "bytes_replicated"), mirrored, strict=True)]
         assert copied[here] == 0
         assert copied[there] >= more[here] if repository == TWICE else copied[there] == 0
-    models = stats(at, repository, "models")
-    assert sum(models) == len(HOSTS) * len(names)
-    assert min(models) > 0  # homes are spread, whoever saves
     for host in HOSTS:
         for name in names:
             assert at.client(host).do("load", repository=repository, model=f"{name}-{3 - host}", timeout=WAIT_S) == 1

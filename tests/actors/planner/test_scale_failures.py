@@ -119,6 +119,7 @@ class TestJoining:
         ref = in_memory.save("m", {"w": np.zeros(1)}).ref
         with pytest.raises(OperationTimeoutError):
             in_memory.scale(4, timeout=0.05)
+        eventually(lambda: not changing(in_memory), "the change is undone", timeout=PATIENCE_S)
         assert in_memory.shards == (0, 1)
         assert in_memory.models() == [ref]
         assert in_memory.scale(3).shards_after == 3
@@ -148,7 +149,14 @@ class TestDraining:
 
     def test_without_room_it_is_undone(self, in_memory: Repository) -> None:
         whole = np.ones(6 << 20, np.uint8)
-        names = [next(n for i in range(99) if in_memory._session.near(n := f"n{i}") == shard) for shard in (0, 1)]
+
+        def names_of() -> list[str]:
+            """Return a name for each shard, once the client knows both."""
+            near = {in_memory._session.near(name): name for name in (f"n{i}" for i in range(20))}
+            return [near[shard] for shard in sorted(near)]
+
+        eventually(lambda: len(names_of()) == 2, "both shards take what is saved", timeout=PATIENCE_S)
+        names = names_of()
         for name in names:
             in_memory.save(name, {"w": whole})
         before = in_memory.stats()
