@@ -575,8 +575,9 @@ class Repository(Deployment):
     def retire(self, model: Model) -> None:
         """Retire a version, in memory and on disk. A retired version can no longer be found.
 
-        Clients that have already pinned the version can still load it. The lineages of its descendants still contain
-        the version. The version's tensors are freed when no live version and no pin refers to these tensors.
+        Clients that have already pinned the version can still load it, and other clients that have loaded the version
+        may load it until the memory of its tensors is used again. The lineages of its descendants still contain the
+        version. The version's tensors are freed when no live version and no pin refers to these tensors.
 
         Raises:
             ModelNotFoundError: if the version is not live.
@@ -584,7 +585,7 @@ class Repository(Deployment):
         name, version = split_ref(model)
         numbered = self._session.number()
         try:
-            self._session.ask(CatalogCalls.retire(numbered.request, name, version))
+            self._reader.forget(self._session.ask(CatalogCalls.retire(numbered.request, name, version)))
         finally:
             self._session.requests.end(numbered)
 

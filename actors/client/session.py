@@ -69,7 +69,7 @@ LOOK_S = 0.1
 NEAR_S = 15.0
 """How long a client without a shard on its node goes before it looks for one again."""
 NEW_S = 2.0
-"""How long a client waits for a shard of which nobody has heard."""
+"""How long a client waits for a shard of which nobody has heard, and after which it asks for it again."""
 FAREWELL_S = 2.0
 
 _CHANCE = random.SystemRandom()  # a program that seeds `random` would have all its processes come back at once
@@ -236,6 +236,8 @@ class Session:
     def near(self, name: str = "", deadline: Deadline = NEVER) -> int:
         """Return the shard that should hold bytes made here: one of this node, else any; the same for one name."""
         first = zlib.crc32(name.encode())
+        if any(shard not in self.nodes for shard in self.topology.staying):  # it may have started since
+            self.refresh(NEW_S)
         for again in (False, True):
             staying = self.topology.staying
             near = [shard for shard in staying if self.nodes.get(shard) == self.node]
@@ -416,6 +418,7 @@ class Session:
 
     def number(self) -> Numbered:
         """Number a request, and have the session renewed from now on, so that it is declared while it is open."""
+        self.opened.check()  # a forked child starts no thread, and takes no lock that its parent had
         self.keep_alive()
         return self.requests.begin()
 
@@ -512,12 +515,13 @@ class Session:
     def _renew_at_catalog(self, declared: Declared) -> None:
         """Renew the session at the catalog, and pin again what it does not know."""
         renewed = self._declare(declared)
-        if renewed.term != self._term or not renewed.known:
+        other = renewed.term != self._term
+        if other or not renewed.known:
             self.pins.pin_again(RENEW_S)
             self._term = renewed.term
             renewed = self._declare(declared)  # now it knows all pins
-        if renewed.topology_version != self.topology.version:
-            self.refresh()
+        if other or renewed.topology_version != self.topology.version:
+            self.refresh()  # it may be on another node, as its version page is
 
     def _declare(self, declared: Declared) -> Renewed:
         return self.ask(CatalogCalls.renew(self.client, replace(declared, pinned_in=self._term)), RENEW_S)

@@ -178,13 +178,14 @@ class TestANewTerm:
         asked: list[str] = []
 
         def restart(message: str) -> None:
-            asked.append(message)
-            if len(asked) == 3:
-                room.start_catalog()
+            if message == "catalog.models":
+                asked.append(message)
+                if len(asked) == 3:
+                    room.start_catalog()
 
         wire.before = restart
         assert repo.models() == [ModelRef("m", 1)]
-        assert asked.count("catalog.models") >= 3
+        assert len(asked) >= 3
 
 
 class TestNumbers:
