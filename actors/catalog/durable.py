@@ -119,7 +119,6 @@ class ManifestWriter:
         self._layers: LRUCache[bytes, dict[str, str]] = LRUCache(LAYERS_KEPT)
         self.error: StorageError | None = None
         """Why the path does not take what waits, while that is so."""
-        self._refused_since = math.inf
         self._pauses = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         self._pause = LOOK_S
         context.followers.append(lambda effects: self.soon() if effects.published or effects.ended else None)
@@ -256,13 +255,12 @@ class ManifestWriter:
 
     def _note(self, failed: TensorVineError | None) -> None:
         if failed is None:
-            self.error, self._refused_since = None, math.inf
+            self.error = None
             self._pauses.reset()
             return
         if str(failed) != str(self.error):
             log.warning("catalog: manifests cannot be written, retrying: %s", failed)
         self.error = failed if isinstance(failed, StorageError) else StorageError(str(failed))
-        self._refused_since = min(self._refused_since, time.monotonic())
 
     # ---- what callers wait for ------------------------------------------------------------------------
 
@@ -284,10 +282,13 @@ class ManifestWriter:
         with self._lock:
             waiting = list(self._state.unwritten)
         self.soon()
+        refused_since = math.inf
 
         def look() -> bool | None:
+            nonlocal refused_since
             left = [ref for ref in waiting if ref in self._state.unwritten]
-            if left and time.monotonic() - self._refused_since >= GIVE_UP_S:
+            refused_since = min(refused_since, time.monotonic()) if left and self.reason() else math.inf
+            if time.monotonic() - refused_since >= GIVE_UP_S:
                 raise self._late(left)
             return None if left else True
 
