@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from .catalog.orders import (
@@ -211,7 +211,7 @@ class ShardState(SegmentTable):
                 continue
             left = file.slots - set(slots[segment])
             if left:
-                self.known_files[segment] = File(file.name, file.generation, file.nbytes, left, file.bases)
+                self.known_files[segment] = file.cut(left)
             else:
                 self.dead_files.append(self.known_files.pop(segment).name)
 
@@ -226,6 +226,9 @@ class ShardState(SegmentTable):
         if file is not None and segment.file is None:
             segment.file, segment.labels = file, ()
             segment.files = max(segment.files, self._generation_after(file.generation))
+        elif file is not None and segment.file is not None and segment.file.name == file.name:
+            segment.has_more(file)
+            self.note_lost(segment_id, file.slots - segment.file.slots)
         self.totals.count(segment, +1)
         self._note_writable(segment)
         self.residents.evict_if_cold(segment)
@@ -255,16 +258,20 @@ class ShardState(SegmentTable):
             self.recover(segment_id, sizes, file)
         self._news.stored[segment_id] = file
 
-    def open_known(self, segment_id: SegmentId, sizes: Sequence[int]) -> None:
-        """Make a segment of a file that the catalog gave, now that its rows were read.
+    def open_known(self, segment_id: SegmentId, sizes: Sequence[int], rows: Set[int]) -> None:
+        """Make a segment of a file that the catalog gave, now that its rows were read. What it lacks is reported lost.
 
         Args:
             segment_id: in `known_files`; else nothing happens.
             sizes: bytes of all slots; 0 of those that the file lacks.
+            rows: slots that the file has.
         """
         file = self.known_files.pop(segment_id, None)
-        if file is not None and self.segment(segment_id) is None:
-            self.recover(segment_id, sizes, file)
+        if file is None or self.segment(segment_id) is not None:
+            return
+        self.note_lost(segment_id, file.slots - rows)
+        if file.slots & rows:
+            self.recover(segment_id, sizes, file.cut(rows))
 
     # ---- saves ----------------------------------------------------------------------------------------
 
@@ -324,7 +331,9 @@ class ShardState(SegmentTable):
 
     def note_lost(self, segment_id: SegmentId, slots: Iterable[int]) -> None:
         """Have the next report say that slots cannot be read and never will be."""
-        self._news.lost[segment_id] = tuple(sorted({*self._news.lost.get(segment_id, ()), *slots}))
+        lost = {*self._news.lost.get(segment_id, ()), *slots}
+        if lost:
+            self._news.lost[segment_id] = tuple(sorted(lost))
 
     def note_failing(self, segment_id: SegmentId, why: str | None) -> None:
         """Have the next report say why a file cannot be written or read just now; None: it can be."""

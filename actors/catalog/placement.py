@@ -425,7 +425,7 @@ class Placement:
             takes: dict[int, dict[SegmentId, File | None]] = {}
             for segment, known in self._references.items():
                 if known.file is not None and not known.copies:
-                    takes.setdefault(known.keeper, {})[segment] = known.file.file(segment)
+                    takes.setdefault(known.keeper, {})[segment] = known.file.file(segment).cut(set(known.live()))
             for shard, files in takes.items():
                 self._lines.order(shard, Take(files))
 

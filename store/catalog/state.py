@@ -39,7 +39,7 @@ from ..versions.architectures import Architecture, Architectures, packed
 from ..versions.lineage import Lineage
 from ..versions.manifest import Header, encode_body, slots_of
 from ..versions.retention import Candidate, Retention, kept_by
-from ..versions.slots import packed_slots, runs_of, segment_bytes, segment_from, unpacked_slots
+from ..versions.slots import packed_slots, segment_bytes, segment_from, unpacked_slots
 from ..versions.version import Draft, Match
 from .pins import Pins
 from .placing import keeper_of
@@ -581,27 +581,32 @@ class CatalogState:
         bases: Mapping[tuple[SegmentId, int], tuple[SegmentId, int]],
         shards: Sequence[int],
     ) -> None:
-        """Give segments that manifests name, and of which no file is known, their files on the path.
+        """Give slots that manifests name the files on the path: of segments without a file, or whose file lacks them.
+
+        A file that was found by some manifests has the slots that others name, too, if these are read later. What it
+        lacks after all, its keeper reports.
 
         Args:
             files: of all segments, the highest generation and its length.
             bases: slot -> what its tensor is encoded against, as manifests say.
             shards: those that may keep files.
         """
-        waiting = [segment for segment, known in self.references.items() if known.file is None and not known.copies]
+        waiting = [segment for segment, _ in self.references.items()]
         while waiting:
             segment = waiting.pop()
             known = self.references.get(segment)
-            if known is None or known.file is not None or segment not in files:
+            if known is None or segment not in files or (known.file is None and known.copies):
                 continue
             generation, nbytes = files[segment]
-            live = known.live()
-            found = [(slot, bases[segment, slot]) for slot in live if (segment, slot) in bases]
-            against = tuple((slot, segment_bytes(base), at) for slot, (base, at) in found)
-            record = FileRecord(generation, nbytes, tuple(runs_of(live)), against)
-            keeper = keeper_of(segment, shards)
-            self.references.place(segment, len(known.counts), keeper=keeper, copies=(), file=record)
-            waiting += [base for _, (base, _) in found]
+            before = known.file or FileRecord(generation, nbytes, ())
+            wanted = [slot for slot in known.live() if not before.has(slot)]
+            if not wanted or before.generation != generation:
+                continue
+            found = {slot: bases[segment, slot] for slot in wanted if (segment, slot) in bases}
+            keeper = known.keeper if known.file is not None else keeper_of(segment, shards)
+            after = FileRecord.of(before.file(segment).extended(wanted, found))
+            self.references.place(segment, len(known.counts), keeper=keeper, copies=(), file=after)
+            waiting += [base for base, _ in found.values()]
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Take all segments to be in no shard's memory: they belonged to shards of an earlier start.

@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -180,6 +180,15 @@ class File:
     bases: Mapping[int, tuple[SegmentId, int]] = field(default_factory=dict[int, "tuple[SegmentId, int]"])
     """Slots that are encoded against another one -> that one."""
 
+    def cut(self, slots: Set[int]) -> File:
+        """Return the same file, as if it had these of its slots only."""
+        bases = {slot: base for slot, base in self.bases.items() if slot in slots}
+        return File(self.name, self.generation, self.nbytes, self.slots & slots, bases)
+
+    def extended(self, slots: Iterable[int], bases: Mapping[int, tuple[SegmentId, int]]) -> File:
+        """Return the same file, of which more slots are known."""
+        return File(self.name, self.generation, self.nbytes, self.slots.union(slots), {**self.bases, **bases})
+
 
 @dataclass(slots=True)
 class Segment:
@@ -275,6 +284,17 @@ class Segment:
         """Take the new block that a compaction or a load made."""
         self.handle, self.offsets, self.allocated = handle, offsets, allocated
         self.generation += 1
+
+    def has_more(self, file: File) -> None:
+        """Take note that its file has more slots than was known; those that were not needed are now."""
+        if self.file is None:
+            return
+        new = {slot for slot in file.slots - self.file.slots if slot < len(self.sizes)}
+        self.file = self.file.extended(new, file.cut(new).bases)
+        self.live |= new
+        self.offsets = tuple(
+            ABSENT if slot in new and offset == GONE else offset for slot, offset in enumerate(self.offsets)
+        )
 
     def file_is(self, file: File) -> None:
         """Take a new file; slots that were on disk only, and that it lacks, are gone."""

@@ -1,95 +1,84 @@
-"""Where names and segments live while shards come and go."""
+"""Which shards there are while they come and go."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tensorvine.planner.topology import SERIAL_BITS, Topology
+import json
 
-NAMES = [f"m{i}" for i in range(400)]
-Steps = st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=8)
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorvine.planner.owner import Owner
+from tensorvine.planner.topology import Topology
+
+Steps = st.lists(st.tuples(st.sampled_from(["grow", "drain", "leave"]), st.lists(st.integers(0, 12), min_size=1)))
 
 
 def topology(shards: int = 2) -> Topology:
-    return Topology("repo", tuple(range(shards)), "starter")
+    return Topology("repo", tuple(range(shards)), "starter", "s3://bucket/p", 2, nodes={"gpus": 1.0})
 
 
-def changed(before: Topology, steps: list[tuple[bool, int]]) -> Topology:
-    """Carry out changes: (grow, how many); a drain that would leave none is left out."""
-    now = before
-    for number, (grow, count) in enumerate(steps):
-        if grow:
-            now = now.grown([1000 * number + i + 1 for i in range(count)]).settled()
-        elif count < len(now.shards):
-            now = now.shrunk(now.shards[:count]).settled()
-    return now
+def changed(before: Topology, what: str, drawn: list[int]) -> Topology | None:
+    """Carry out a change; None: it is refused."""
+    some = [now for now in drawn if now in before.shards]
+    try:
+        if what == "grow":
+            return before.grown(len(drawn))
+        return before.draining(some) if what == "drain" else before.left(some)
+    except ValueError:
+        assert set(some) == set(before.shards)
+        return None
 
 
-class TestNames:
-    def test_a_shard_that_joins_takes_its_share_and_no_name_moves_between_others(self) -> None:
-        before = topology()
-        after = before.grown([1, 2])
-        moved = [name for name in NAMES if after.home(name) != before.home(name)]
-        assert {after.home(name) for name in moved} == {2, 3}
-        assert 0.4 < len(moved) / len(NAMES) < 0.6
-        assert all(after.former_home(name) == before.home(name) for name in NAMES)
-        assert after.settled().former_home(moved[0]) == after.home(moved[0])
-
-    def test_a_shard_that_drains_leaves_its_own_names_only(self) -> None:
-        before = topology(4)
-        after = before.shrunk([1])
-        assert all(after.home(n) == before.home(n) for n in NAMES if before.home(n) != 1)
-        assert {after.home(n) for n in NAMES if before.home(n) == 1} == {0, 2, 3}
-
-    def test_numbers_of_shards_are_never_used_twice(self) -> None:
-        now = topology().grown([1]).shrunk([2]).grown([2])
-        assert now.shards == (0, 1, 3)
-        assert now.shrunk([3]).grown([9]).shards == (0, 1, 4)
-
-    def test_the_last_shard_stays(self) -> None:
-        with pytest.raises(ValueError, match="expected a shard to be left"):
-            topology().shrunk([0, 1])
-
-    def test_all_that_may_hold_something_are_alive_until_it_has_moved(self) -> None:
-        now = topology(3).shrunk([0])
-        assert (now.alive, now.settled().alive) == ((0, 1, 2), (1, 2))
-
-    @given(Steps)
-    def test_every_step_has_a_version_of_its_own(self, steps: list[tuple[bool, int]]) -> None:
-        now = changed(topology(), steps)
-        assert now.warned([now.shards[0]]).version == now.version + 1
+@given(st.integers(1, 4), Steps)
+def test_after_each_change(shards: int, steps: list[tuple[str, list[int]]]) -> None:
+    """Versions count up, no number is given twice, and a shard that stays is left."""
+    now = topology(shards)
+    used = set(now.shards)
+    for what, drawn in steps:
+        after = changed(now, what, drawn)
+        if after is None:
+            continue
+        new = set(after.shards) - set(now.shards)
+        assert after.version == now.version + 1
+        assert not new & used
+        used |= new
+        assert after.next > max(used)
+        assert list(after.shards) == sorted(set(after.shards))
+        assert after.shards
+        assert set(after.leaving) <= set(after.shards)
+        assert sorted((*after.staying, *after.leaving)) == list(after.shards)
+        assert new == set(range(now.next, now.next + len(drawn)) if what == "grow" else ())
+        assert Topology.from_json(after.to_json()) == after
+        now = after
 
 
-class TestSegments:
-    @settings(max_examples=300)
-    @given(Steps, Steps, st.integers(0), st.data())
-    def test_a_serial_number_says_for_ever_who_made_it_and_where_it_is(
-        self, first: list[tuple[bool, int]], then: list[tuple[bool, int]], drawn: int, data: st.DataObject
-    ) -> None:
-        made = changed(topology(), first)
-        shard = data.draw(st.sampled_from(made.shards))
-        serial = made.serial(shard, drawn)
-        later = changed(made, then)
-        assert made.maker(serial) == shard
-        assert later.maker(serial) == shard
-        assert later.where((shard, serial)) in later.shards
-        if shard in later.shards:
-            assert later.where((shard, serial)) == shard
+def test_numbers_of_shards_are_never_used_twice() -> None:
+    now = topology().grown(1).left([2]).grown(1)
+    assert now.shards == (0, 1, 3)
+    assert now.left([3]).grown(1).shards == (0, 1, 4)
 
-    def test_growing_moves_no_segment(self) -> None:
-        before = topology()
-        segments = [(shard, before.serial(shard, 7919 * i)) for i in range(100) for shard in (0, 1)]
-        after = before.grown([5, 6])
-        assert all(after.where(segment) == segment[0] for segment in segments)
 
-    def test_a_drained_shards_segments_are_spread_over_its_successors(self) -> None:
-        after = topology(3).shrunk([1])
-        successors = [after.where((1, 3 * i + 1)) for i in range(300)]
-        assert 100 < successors.count(0) < 200
-        assert set(successors) == {0, 2}
+def test_a_drain_replaces_the_one_before_and_is_given_up_by_an_empty_one() -> None:
+    now = topology(3).draining([0])
+    assert (now.leaving, now.staying) == ((0,), (1, 2))
+    assert now.draining([1]).leaving == (1,)
+    assert now.draining([]).staying == (0, 1, 2)
+    assert now.grown(1).leaving == (0,)
+    assert now.left([0]).leaving == ()
 
-    def test_files_of_an_earlier_repository_are_of_the_shards_of_the_start(self) -> None:
-        old = 77 << SERIAL_BITS | 12345
-        assert topology().maker(old) == old % 2
-        assert topology().grown([78]).maker(old) == old % 2
+
+def test_the_last_shard_stays() -> None:
+    with pytest.raises(ValueError, match=r"drain of \[0, 1\]: expected a shard to be left; found only \[0, 1\]"):
+        topology().draining([0, 1])
+    with pytest.raises(ValueError, match=r"end of \[0, 1\]: expected a shard to be left; found only \[0, 1\]"):
+        topology().left([0, 1])
+
+
+def test_its_text_has_all_of_it_and_a_change_keeps_what_it_is_not_about() -> None:
+    now = Topology("repo", (0, 1), "starter", "/path", 3, owner=Owner("ada", 1000, "node-7"), nodes={"gpus": 1.0})
+    after = now.grown(2).draining([1]).left([0])
+    for field in ("repository", "started_by", "path", "replicas", "owner", "nodes"):
+        assert getattr(after, field) == getattr(now, field)
+    assert Topology.from_json(now.to_json()) == now
+    assert json.loads(now.to_json())["path"] == "/path"
+    assert "/path" not in repr(now)

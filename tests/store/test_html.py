@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorvine.actors.client.save.request import Saved
 from tensorvine.actors.client.stats import RepositoryStats
+from tensorvine.actors.rpc.catalog_messages import CatalogStats
 from tensorvine.clusters import Lineage, Relative
 from tensorvine.planner import Schedule
 from tensorvine.store import Layer, ModelGraph, ModelRef
@@ -57,17 +58,8 @@ def lineage() -> Lineage:
     return Lineage(b, (root, own), (), {}, 3)
 
 
-SHARD = ShardStats(
-    shard=0,
-    models=2,
-    tensors=3,
-    bytes_memory=5_000_000,
-    bytes_allocated=0,
-    bytes_disk=0,
-    bytes_metadata=0,
-    pins=0,
-    capacity=1 << 30,
-)
+CATALOG = CatalogStats(term=1, models=2, pins=0, bytes_metadata=0, capacity=1 << 30)
+SHARD = ShardStats(shard=0, tensors=3, bytes_memory=5_000_000, bytes_allocated=0, bytes_disk=0, capacity=1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +69,7 @@ SHARD = ShardStats(
         (Schedule((60, 70, 80), 10, 512.0), ["3", "60", "80", "10", "512"]),
         (Schedule((), None, float("nan")), ["0", "-", "nan"]),
         (Saved(ModelRef("m", 3), 1_000, 2_000_000), ["Saved m@3", "1.0 kB", "2.0 MB"]),
-        (RepositoryStats.of([SHARD]), ["2 versions, 3 tensors, 5.0 MB in memory", "1.1 GB"]),
+        (RepositoryStats.of(CATALOG, [SHARD]), ["2 versions, 3 tensors, 5.0 MB in memory", "1.1 GB"]),
         (lineage(), ["Lineage of b@1, 3 tensors", "ancestor, retired", "itself", "a@1", "head"]),
     ],
     ids=["ModelGraph", "Schedule", "no checkpoints", "Saved", "RepositoryStats", "Lineage"],

@@ -187,7 +187,7 @@ class Tiers:
         """Make a segment of a file that the catalog gave; nothing where that was done already.
 
         Raises:
-            ModelLostError: the file is not there; that is reported.
+            ModelLostError: the file is not there; that is reported, as slots are that it lacks.
             CorruptDataError, StorageError: it cannot be read.
         """
         with self._lock:
@@ -203,13 +203,8 @@ class Tiers:
                 if self._state.known_files.get(segment_id) == file:
                     self._state.note_lost(segment_id, file.slots)
             raise ModelLostError(f"segment {segment_id[1]:x}: expected {file.name}; it is not there") from exc
-        if not rows.keys() >= file.slots:
-            raise CorruptDataError(
-                f"{self._archive.directory.uri}/{file.name}: expected slots {sorted(file.slots)[:8]}; found "
-                f"{sorted(rows)[:8]}"
-            )
         with self._lock:
-            self._state.open_known(segment_id, _sizes(rows))
+            self._state.open_known(segment_id, _sizes(rows), rows.keys())
 
     def inspected(self, name: str) -> tuple[list[int], File]:
         """Open a file of which only the name is known; return the bytes of its slots, and what is in it.

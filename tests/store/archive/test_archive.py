@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.catalog.finding import Manifests
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.archive.encoding import decode_slot
 from tensorvine.store.archive.numbers import given
 from tensorvine.store.archive.segmentfile import SegmentFile
 from tensorvine.store.arrays import dtype_name
+from tensorvine.store.catalog.state import CatalogState
 from tensorvine.store.errors import CorruptDataError, ModelNotFoundError, StorageError
-from tensorvine.store.recovery import Read, recover
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
-from tensorvine.store.shard import ShardState
 
 from tests.support import crash
 from tests.support.crash import ARRAYS, FIRST, KILL, SECOND, TABLES, THIRD
@@ -37,28 +37,30 @@ def run_history(top: Path, *events: int) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def started(folder: str) -> tuple[Archive, ShardState]:
-    """Start on a path as a repository does."""
+def started(folder: str) -> tuple[Archive, CatalogState]:
+    """Start on a path as a repository does, without a journal; what nothing refers to is deleted."""
     archive = Archive(folder, shards=1)
     archive.sweep()
-    state = ShardState(0, lambda name: 0)
-    manifests = [archive.read_manifest(name) for name in archive.manifests()]
-    found = recover(state, Read(manifests), archive.segments(), lambda name: 0)
-    assert found.missing == []
-    archive.delete_segments([*found.garbage, *state.dead_files])
+    state = CatalogState("start", on_path=True)
+    Manifests(archive, state).read([0])
     state.check()
+    for segment, known in state.references.items():
+        assert known.missing() == [], segment
+    used = {known.file.file(segment).name for segment, known in state.references.items() if known.file is not None}
+    files = [file.name for files in archive.segments().values() for file in files]
+    archive.delete_segments([name for name in files if name not in used])
     return archive, state
 
 
-def check_versions(archive: Archive, state: ShardState) -> None:
+def check_versions(archive: Archive, state: CatalogState) -> None:
     """Read every live version back, and find no file that nobody needs."""
 
     def open_segment(segment: SegmentId) -> SegmentFile:
-        found = state.segment(segment)
+        found = state.references.get(segment)
         assert found is not None
         (file,) = archive.segments()[segment]
-        assert found.stored is not None
-        assert found.stored.name == file.name
+        assert found.file is not None
+        assert found.file.file(segment).name == file.name
         return archive.open_segment(file)
 
     for ref in state.models():
@@ -78,7 +80,7 @@ def check_versions(archive: Archive, state: ShardState) -> None:
     assert len([name for name in files if name.startswith("segments/")]) == len(needed)
 
 
-def check_said(state: ShardState, said: set[str]) -> None:
+def check_said(state: CatalogState, said: set[str]) -> None:
     """Hold what lives against what the history said before it ended."""
     for ref in (FIRST, SECOND):
         lives = ref in state.models()
@@ -142,19 +144,19 @@ class TestFaults:
 
 class TestPaths:
     def test_what_it_lists_is_what_was_written(self, any_uri: str) -> None:
-        archive = Archive(any_uri, shards=3)
+        archive = Archive(any_uri, 1)
         assert (archive.manifests(), archive.segments()) == ([], {})
         for serial, generation in ((1, 0), (1, 2), (1, 10), (255, 0)):
-            archive.write_segment((serial % 3, serial), generation, [], [])
+            archive.write_segment((0, serial), generation, [], [])
         archive.write_manifest(crash.manifest_of(THIRD, TABLES[THIRD]), {})
         found = archive.segments()
         assert {segment: [file.generation for file in files] for segment, files in found.items()} == {
-            (1, 1): [10, 2, 0],
+            (0, 1): [10, 2, 0],
             (0, 255): [0],
         }
         assert found[0, 255][0].name == "segments/ff.0.arrow"
         assert archive.manifests() == ["manifests/m@2.arrow"]
-        assert Archive(any_uri, shards=2, create=False).segments().keys() == {(1, 1), (1, 255)}
+        assert Archive(any_uri, 1, create=False).segments() == found
         archive.delete_segments([file.name for files in found.values() for file in files])
         assert archive.segments() == {}
 
