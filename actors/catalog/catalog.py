@@ -83,7 +83,7 @@ class Catalog:
         state = CatalogState(
             start, config.session_s, config.capacity, disk.codec if disk is not None else None, archive is not None
         )
-        private = private_folder(topology.repository, start)
+        private = private_folder(topology.repository, start, engine.this_node())
         shards = topology.shards if again else ()
         _find(state, lease, registry, archive, private, channels, shards)
         manifests = Manifests(archive, state) if archive is not None else None
@@ -95,7 +95,7 @@ class Catalog:
         lock = threading.RLock()
         state.term = lease.number
         directory = archive.directory if archive is not None else None
-        journal = Journal(state, lock, lease.number, lease.token, directory, lambda: open_private(private))
+        journal = Journal(state, lock, lease.number, lease.token, directory, lambda: open_private(private), lease.say)
         journal.begin()
         _from_head(lambda: registry.decide(topology))
         _from_head(lambda: lease.say(journal.where))
@@ -251,11 +251,11 @@ def _find(
     if again:
         found.append(in_directory(open_private(private)))
     best = max(filter(None, found), key=lambda one: (one.stream, len(one.content)), default=None)
-    if again and (best is None or best.stream.term < max(lease.before, default=0) or archive is None):
+    if again and not _is_newest(best, lease):
         best = in_shards(channels, shards, best)
     if best is not None:
         replayed(state, best)
-    if again and not _is_newest(best, lease, archive, private):
+    if again and not _is_newest(best, lease):
         state.floor = _from_head(registry.raise_floor)
         log.error(
             "catalog: the journal of the last term cannot be read, so version numbers start above %d", state.floor
@@ -264,14 +264,13 @@ def _find(
         state.floor = max(state.floor, _from_head(registry.floor))
 
 
-def _is_newest(best: Found | None, lease: Lease, archive: Archive | None, private: str) -> bool:
-    """Tell whether a stream has all that the last term decided: it is that term's own file."""
+def _is_newest(best: Found | None, lease: Lease) -> bool:
+    """Tell whether a stream has all that was decided: it is the last term's own file, or a later term's begin."""
     terms = {term: where for term, where in lease.before.items() if where}
     if not terms:
         return True
     last = max(terms)
-    reachable = {private, *([archive.directory.uri] if archive is not None else [])}
-    return best is not None and best.stream.term == last and terms[last] in reachable
+    return best is not None and (best.stream.term > last or (best.stream.term == last and best.where == terms[last]))
 
 
 def _forget_earlier(lease: Lease, journal: Journal, path: Directory | None, private: str) -> None:

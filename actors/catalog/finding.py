@@ -58,6 +58,8 @@ class Found:
 
     stream: Stream
     content: bytes
+    where: str = ""
+    """URI of the directory of the stream; empty: it is a copy of it."""
 
 
 def in_directory(directory: Directory) -> Found | None:
@@ -75,7 +77,7 @@ def in_directory(directory: Directory) -> Found | None:
                 continue
             raise
         if whole(content):
-            return Found(stream, content)
+            return Found(stream, content, directory.uri)
     return None
 
 

@@ -21,7 +21,7 @@ from ...store.archive.directory import Directory
 from ...store.archive.opening import open_directory
 from ...store.catalog.journal import FOLDER, Stream, frame, snapshot_of
 from ...store.catalog.state import CatalogState
-from ...store.errors import CorruptDataError, StorageError
+from ...store.errors import CorruptDataError, ShardUnavailableError, StorageError
 from ...store.waiting import Deadline
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,10 @@ TRY_S = 15.0
 """How often a path that did not take the journal is tried again."""
 
 
-def private_folder(repository: str, start: str) -> str:
-    """Return the private folder of a start of a repository on this node."""
-    return str(Path(tempfile.gettempdir()) / f"tensorvine-{os.getuid()}" / f"{repository.replace('/', '_')}-{start}")
+def private_folder(repository: str, start: str, node: str) -> str:
+    """Return the private folder of a start of a repository on a node: no two nodes have one of the same name."""
+    name = f"{repository}-{start}-{node}".replace("/", "_")
+    return str(Path(tempfile.gettempdir()) / f"tensorvine-{os.getuid()}" / name)
 
 
 class Journal:
@@ -49,6 +50,7 @@ class Journal:
         token: of the term.
         path: the repository's path, if there is one.
         private: opens the private folder.
+        say: puts into the registry where the stream is, for the next term.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Journal:
         token: bytes,
         path: Directory | None,
         private: Callable[[], Directory],
+        say: Callable[[str], None],
     ) -> None:
         self._state = state
         self._lock = lock
@@ -66,6 +69,7 @@ class Journal:
         self._token = token
         self._path = path
         self._private = private
+        self._say = say
         self._directory: Directory | None = None
         self._numbers = count(1)
         self.stream = Stream(term, 0)
@@ -101,31 +105,35 @@ class Journal:
         """
         if self._path is not None:
             try:
-                if self._write_new(self._path, self._pieces()):
+                stream, written = self._write(self._path, self._pieces())
+                if written:
+                    self._switch(self._path, stream, written, 0)
                     self.on_path = True
                     return
                 self._path = None  # it cannot append, and never will
             except (StorageError, CorruptDataError) as exc:
                 log.error("catalog: the path does not take the journal, it is written on this node: %s", exc)
                 self._try_path = Deadline.after(TRY_S)
-        self._begin_private(())
+        directory = self._private()
+        self._switch(directory, *self._written_whole(directory, ()), 0)
 
     def append(self, contents: Sequence[bytes]) -> None:
         """Append decisions. Call it with the lock held.
 
         Raises:
             StorageError: they are in no journal.
+            ShardUnavailableError: the registry does not take where the journal goes on; they are in none.
         """
         data = b"".join(map(frame, contents))
         if self._torn or self._directory is None:
-            self._begin_private((data,))
+            self._go_on_here(data)
             return
         try:
             self._directory.append(self.stream.name, data)
         except (StorageError, CorruptDataError) as exc:
             self._torn = True
             log.error("catalog: the journal %s cannot be written, another one begins: %s", self.stream.name, exc)
-            self._begin_private((data,))
+            self._go_on_here(data)
             return
         self.length += len(data)
         if self._begun is not None:
@@ -175,6 +183,8 @@ class Journal:
         finally:
             with self._lock:
                 self._begun = None
+        if directory is not place:
+            self._say(self.where)  # until then the next term takes what it finds on the path for incomplete
         self._delete(place, old)
 
     def forget(self) -> None:
@@ -188,20 +198,27 @@ class Journal:
     def _pieces(self) -> Iterable[bytes]:
         return snapshot_of(list(self._state.snapshot(self._token)))
 
-    def _begin_private(self, more: Sequence[bytes]) -> None:
-        """Go on in the private folder: with a snapshot of all that was applied, and what is to be appended."""
-        if not self._write_new(self._private(), [*self._pieces(), *more], len(b"".join(more))):
-            raise StorageError("catalog: expected a private folder where files can be appended; this one cannot")
+    def _go_on_here(self, data: bytes) -> None:
+        """Go on in the private folder: with a snapshot of all that was applied, and `data`.
+
+        The registry says so before: what lies on the path is incomplete from then on.
+        """
+        directory = self._private()
+        stream, written = self._written_whole(directory, (data,))
+        try:
+            self._say(directory.uri)
+        except ShardUnavailableError:
+            self._delete(directory, stream)
+            raise
+        self._switch(directory, stream, written - len(data), len(data))
         self.on_path = False
         self._try_path = Deadline.after(TRY_S)
 
-    def _write_new(self, directory: Directory, pieces: Iterable[bytes], after: int = 0) -> bool:
-        """Write a new stream and go on with it; False: the file system cannot append, and nothing has changed."""
-        stream, written = self._write(directory, pieces)
+    def _written_whole(self, directory: Directory, more: Sequence[bytes]) -> tuple[Stream, int]:
+        stream, written = self._write(directory, [*self._pieces(), *more])
         if not written:
-            return False
-        self._switch(directory, stream, written - after, after)
-        return True
+            raise StorageError("catalog: expected a private folder where files can be appended; this one cannot")
+        return stream, written
 
     def _write(self, directory: Directory, pieces: Iterable[bytes]) -> tuple[Stream, int]:
         """Write the begin of a new stream; give its length, 0 where the file system cannot append."""

@@ -41,13 +41,17 @@ class CatalogRoom(Room):
         disk: the path; None: memory only.
         private: folder in the place of the private one.
         replicas: nodes that have each version.
+        catalog_node: node of the catalog; those of the shards are "node".
     """
 
-    def __init__(self, shards: int, disk: Disk | None, private: Path, replicas: int = 1) -> None:
+    def __init__(
+        self, shards: int, disk: Disk | None, private: Path, replicas: int = 1, catalog_node: str = "node"
+    ) -> None:
         super().__init__()
         self.topology = Topology(REPOSITORY, tuple(range(shards)), "", disk.uri if disk else None, replicas)
         self.disk = disk
         self.private = private
+        self.catalog_node = catalog_node
         self.again = False
         self.number = secrets.randbits(20)
         self.engine.restarted = lambda: self.again  # type: ignore[attr-defined]
@@ -62,7 +66,8 @@ class CatalogRoom(Room):
             self.real._context.lease.end()
         engine: Any = self.engine
         private = mock.patch.object(catalog_module, "private_folder", return_value=str(self.private))
-        with private, mock.patch.object(catalog_module, "_claim"):  # this process has the lock of the path
+        node = mock.patch.object(engine, "this_node", return_value=self.catalog_node)
+        with private, node, mock.patch.object(catalog_module, "_claim"):  # this process has the lock of the path
             self.real = Catalog(engine, CatalogConfig(topology=self.topology, session_s=60.0, disk=self.disk))
         self.again = True
         self._host(catalog_name(REPOSITORY), self.real)
@@ -133,13 +138,15 @@ class CatalogRoom(Room):
 
 
 @contextmanager
-def catalog_room(private: Path, shards: int = 1, disk: Disk | None = None, replicas: int = 1) -> Iterator[CatalogRoom]:
+def catalog_room(
+    private: Path, shards: int = 1, disk: Disk | None = None, replicas: int = 1, catalog_node: str = "node"
+) -> Iterator[CatalogRoom]:
     """Have a repository with a real catalog."""
     with (
         mock.patch.object(channel, "Lines", DirectLines),
         mock.patch.object(lease, "_await_end", return_value=None),
     ):
-        made = CatalogRoom(shards, disk, private, replicas)
+        made = CatalogRoom(shards, disk, private, replicas, catalog_node)
         try:
             yield made
         finally:
