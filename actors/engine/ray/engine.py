@@ -31,6 +31,7 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from ....store import errors
 from ....store.errors import (
     EngineStoppedError,
     ModelLostError,
@@ -369,8 +370,24 @@ def _translate(exc: BaseException, timeout: float, who: str) -> NoReturn:
     if isinstance(exc, _LOST):
         raise ModelLostError(f"{who}: expected bytes in its memory; they were lost when it died ({exc})") from exc
     if isinstance(exc, _DIED):
-        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({_gist(exc)})") from exc
+        gist = _gist(exc)
+        raised = _raised(gist) if getattr(exc, "actor_init_failed", False) else None
+        if raised is not None:
+            raise raised from exc
+        raise ShardUnavailableError(f"{who}: expected an answer; it died or is being restarted ({gist})") from exc
     raise exc
+
+
+def _raised(line: str) -> TensorVineError | None:
+    """Return the error that a constructor raised, of which Ray keeps the last line of the traceback; None: of no kind.
+
+    >>> _raised("tensorvine.store.errors.StorageError: /path: expected a directory")
+    StorageError('/path: expected a directory')
+    """
+    kind, _, text = line.partition(": ")
+    module, _, name = kind.rpartition(".")
+    found = getattr(errors, name, None) if module == errors.__name__ else None
+    return found(text) if isinstance(found, type) and issubclass(found, TensorVineError) else None
 
 
 def _gist(exc: BaseException) -> str:
