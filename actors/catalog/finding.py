@@ -123,9 +123,18 @@ def _read(channels: ShardChannels, shard: int, stream: Stream) -> bytes:
 
 
 def replayed(state: CatalogState, found: Found) -> int:
-    """Apply a stream to a new state; return the term that wrote it."""
-    with collector_paused():
-        outcome = replay(state, found.content)
+    """Apply a stream to a new state; return the term that wrote it.
+
+    Raises:
+        CorruptDataError: it is damaged although its checksums are right; names it.
+    """
+    try:
+        with collector_paused():
+            outcome = replay(state, found.content)
+    except CorruptDataError as exc:
+        raise CorruptDataError(
+            f"{found.stream.name}: {exc}; to start from the manifests alone, move this file away"
+        ) from exc
     cut = len(found.content) - outcome.length
     if cut:
         log.warning(

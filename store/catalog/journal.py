@@ -134,7 +134,7 @@ def replay(state: CatalogState, content: bytes | memoryview) -> Replayed:
     """Apply a stream to a new state.
 
     Raises:
-        CorruptDataError: its snapshot is not whole, or it is none.
+        CorruptDataError: its snapshot is not whole, or it is none, or its records do not follow from one another.
     """
     began: Began | None = None
     length, seen, snapshot = 0, 0, False
@@ -148,7 +148,13 @@ def replay(state: CatalogState, content: bytes | memoryview) -> Replayed:
             if record.records != seen:
                 raise CorruptDataError(f"journal: expected a snapshot of {record.records} records; found {seen}")
             snapshot, seen = True, -1
-        state.apply(record, bytes(found))
+        try:
+            state.apply(record, bytes(found))
+        except (LookupError, OverflowError, ValueError) as exc:  # it was made by somebody else
+            raise CorruptDataError(
+                f"journal: expected records that follow from those before; found a {type(record).__name__} of what is "
+                f"not there ({exc!r})"
+            ) from exc
         seen, length = seen + 1, end
     if began is None or not snapshot:
         raise CorruptDataError("journal: expected a whole snapshot; found its begin only")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import CorruptDataError
-from ..segments.segment import SegmentId
+from ..segments.segment import SEGMENT_SLOTS, SegmentId
 from ..versions.slots import segment_bytes, segment_from
 from .records import FileRecord, Placed
 from .reports import Place
@@ -224,6 +224,8 @@ class References:
             )
 
     def _entered(self, segment: SegmentId, slots: int) -> Known:
+        if slots > SEGMENT_SLOTS:
+            raise CorruptDataError(f"segment {segment[1]:x}: expected at most {SEGMENT_SLOTS} slots; found {slots}")
         known = self._known.get(segment)
         if known is None:
             known = self._known[segment] = Known(slots)

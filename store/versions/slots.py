@@ -71,9 +71,11 @@ def unpacked_slots(content: bytes) -> dict[SegmentId, list[int]]:
             for _ in range(count):
                 first, size = _RUN.unpack_from(content, at)
                 at += _RUN.size
-                if size > SEGMENT_SLOTS or first + size > 1 << 31:
-                    raise CorruptDataError(f"slots: expected at most {SEGMENT_SLOTS} in a run; found {size}")
-                slots.extend(range(first, first + size))
+                if first + size > SEGMENT_SLOTS or len(slots) + size > SEGMENT_SLOTS:
+                    raise CorruptDataError(
+                        f"slots: expected numbers below {SEGMENT_SLOTS}; found {first} to {first + size}"
+                    )
+                slots.extend(range(first, end))
     except struct.error as exc:
         raise CorruptDataError(f"slots: expected packed slots; found {exc}") from exc
     return found

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,18 +27,23 @@ from tensorvine.store.archive.encoding import decode_slot, encode_tensors
 from tensorvine.store.archive.manifestfile import Manifest, decode_manifest, encode_manifest
 from tensorvine.store.archive.segmentfile import METADATA_KEY, Row, SegmentFile, pack, write_segment
 from tensorvine.store.arrays import nbytes_of
+from tensorvine.store.catalog.journal import frame, frames, replay, snapshot_of
+from tensorvine.store.catalog.records import FileRecord, Placed, Record, Written, encoded
+from tensorvine.store.catalog.reports import Staged
+from tensorvine.store.catalog.state import CatalogState
 from tensorvine.store.codecs.blocks import Encoded
 from tensorvine.store.codecs.codec import Codec, decode, from_spec
 from tensorvine.store.errors import CorruptDataError, TensorVineError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
 from tensorvine.store.graphs.pattern import PatternIndex
-from tensorvine.store.recovery import Read as ReadManifests
-from tensorvine.store.recovery import recover
+from tensorvine.store.holders import Request
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.segment import SegmentId
-from tensorvine.store.shard import ShardState
+from tensorvine.store.versions.architectures import packed
 from tensorvine.store.versions.manifest import Header, ModelInfo, TensorEntry, decode_body, digest_of, encode_body
+from tensorvine.store.versions.slots import packed_slots, segment_bytes
+from tensorvine.store.versions.version import Draft
 
 from tests.fuzz.mutations import BORDERS, evil_number, evil_text, of_bytes, of_json
 from tests.fuzz.target import Read, Target
@@ -65,8 +71,8 @@ def entries() -> dict[str, TensorEntry]:
     """Return a table of tensors, of several owners and segments."""
     return {
         "dense/kernel": TensorEntry("float32", (4, 8), 128, None, SEGMENT, 0),
-        "dense/größe": TensorEntry("bfloat16", (3,), 6, ModelRef("nas/a", 2), (1, 0xAC), 1),
-        "empty": TensorEntry("int8", (0, 3), 0, ModelRef("b", 1), (1, 0xAC), 2),
+        "dense/größe": TensorEntry("bfloat16", (3,), 6, ModelRef("nas/a", 2), (0, 0xAC), 1),
+        "empty": TensorEntry("int8", (0, 3), 0, ModelRef("b", 1), (0, 0xAC), 2),
         "step": TensorEntry("int64", (), 8, None, SEGMENT, 7),
     }
 
@@ -88,7 +94,7 @@ def header(**changes: Any) -> Header:
 
 
 def _manifests(folder: Path) -> list[bytes]:
-    whole = Manifest(header(), (GRAPH.to_json(), '{"recipe": 1}'), entries(), {(SEGMENT, 0): (((1, 0xAC), 1),)})
+    whole = Manifest(header(), (GRAPH.to_json(), '{"recipe": 1}'), entries(), {(SEGMENT, 0): (((0, 0xAC), 1),)})
     root = Manifest(header(parent=None, quality=None, codec=None), (ModelGraph(()).to_json(), None), {}, {})
     retired = Manifest(header(), ("", None), {}, {}, retired=True)
     layers = {"dense/kernel": "a"}
@@ -99,12 +105,16 @@ def _manifests(folder: Path) -> list[bytes]:
 @contextmanager
 def _manifest_reading(folder: Path) -> Iterator[Read]:
     def read(content: bytes) -> object:
-        manifest = decode_manifest(content, "manifest", 2)
+        manifest = decode_manifest(content, "manifest", 1)
         encode_manifest(manifest, {})
-        state = ShardState(0, 1 << 30)
-        recover(state, ReadManifests([manifest]), {}, lambda name: 0)
+        state = CatalogState("start", on_path=True)
         if manifest.retired:
+            state.restore_retired([manifest])
             return manifest
+        state.restore(manifest)
+        bases = {at: base for place, chain in manifest.bases.items() for at, base in pairwise((place, *chain))}
+        state.restore_files(dict.fromkeys((SEGMENT, (0, 172)), (0, 9)), bases, [0])
+        state.check()
         return ModelGraph.from_json(manifest.architecture[0]), ModelInfo.of(manifest.header)
 
     yield read
@@ -169,6 +179,73 @@ def arrow_file(schema: Any, columns: Mapping[str, list[Any]], otherwise: Any) ->
 
 def _text_of(facts: object) -> bytes:
     return json.dumps(facts).encode("utf-8", "replace")
+
+
+# ---- the journal --------------------------------------------------------------------------------------
+
+
+def _journals(folder: Path) -> list[bytes]:
+    """Return streams of a catalog: one is a snapshot alone, the other goes on with decisions of each kind."""
+    state = CatalogState("start", on_path=True)
+    stream = b"".join(snapshot_of(state.snapshot(b"token")))
+
+    def decide(*records: Record) -> None:
+        nonlocal stream
+        state.apply_all(records)
+        stream += b"".join(frame(encoded(record)) for record in records)
+
+    for version, slots in enumerate(([0, 1], [0, 1, 5]), 1):
+        segment = (0, 0xAB + version)
+        draft = Draft(
+            name="nas/a",
+            save=Request("0123456789abcdef", version),
+            parent=state.newest("nas/a"),
+            quality=0.5,
+            metadata="{}",
+            graph_key=b"key",
+            architecture=packed((GRAPH.to_json(), None)),
+            fingerprints=PrefixQuery.of(GRAPH),
+            body=encode_body(entries()),
+            slots=packed_slots({segment: slots}),
+            bytes_owned=4,
+            bytes_total=8,
+        )
+        decide(*state.decide_commit(draft, {segment: Staged(6, (0, 1))}, now_ns=version))
+    file = FileRecord(7, 900, ((0, 2),), ((1, segment_bytes((0, 0xAD)), 5),))
+    decide(Placed(((segment_bytes((0, 0xAC)), 6, 0, (1,), file),)), Written((("nas/a", 1),)))
+    decide(*state.decide_retire(Request("0123456789abcdef", 9), "nas/a", 1))
+    decide(Written((("nas/a", 1),)), *state.decide_free())
+    state.references.place((0, 0xAD), 6, keeper=0, copies=(), file=None)
+    decide(*state.decide_lost([(0, 0xAD)]))
+    return [stream, b"".join(snapshot_of(state.snapshot(b"token")))]
+
+
+@contextmanager
+def _journal_reading(folder: Path) -> Iterator[Read]:
+    def read(content: bytes) -> object:
+        state = CatalogState("start", on_path=True)
+        replay(state, content)
+        state.restore_files({SEGMENT: (0, 9)}, {}, [0])
+        return b"".join(snapshot_of(state.snapshot(b"token")))
+
+    yield read
+
+
+def _damaged_journal(dice: Random, valid: Sequence[bytes]) -> bytes:
+    """Damage records within whole frames, or bytes of the stream; leave records out, repeat and exchange them."""
+    stream = dice.choice(valid)
+    if dice.random() < 0.2:
+        return of_bytes(dice, stream, valid)
+    records = [bytes(record) for record, _ in frames(stream)]
+    for _ in range(dice.choice((1, 1, 2, 5))):
+        at, way = dice.randrange(len(records)), dice.random()
+        if way < 0.6:
+            records[at] = of_bytes(dice, records[at], records)
+        elif way < 0.8:
+            records.insert(at, dice.choice(records))
+        elif len(records) > 1:
+            del records[at]
+    return b"".join(map(frame, records))
 
 
 # ---- segments -----------------------------------------------------------------------------------------
@@ -397,6 +474,7 @@ def _mark_reading(folder: Path) -> Iterator[Read]:
 
 STORED = (
     Target("manifest", _manifests, _manifest_reading, _damaged_manifest),
+    Target("journal", _journals, _journal_reading, _damaged_journal),
     Target("segment", _segments, _segment_reading, _damaged_segment, compiled=_compiled),
     Target("codec", _codec_inputs, _codec_reading, _damaged_codec, compiled=_compiled),
     Target("body", lambda folder: [encode_body(entries())], _body_reading, _json_damaged),
