@@ -7,6 +7,8 @@ Rules
   `COMPARE_S`, and when the id of the start is missing or a consumer has asked for it, which it looks at every `PING_S`.
   So it makes no difference whether Redis was away, lost its data or came back with old data, and only the references
   of changes are queued.
+- Nothing is posted before a shard has reported. Shards are started after the starter has seen that no repository of
+  another cluster has the place in Redis, and has entered this start there.
 - A message is a hint. What counts is the number under the name. Where segments are is a hint, too: a consumer asks the
   other shards for what one has no more.
 """
@@ -94,10 +96,16 @@ class RedisIndex:
         """When Redis was compared last, by `time.monotonic`."""
         self._question: bytes | None = None
         """What stood under the consumers' question then."""
-        self._thread = threading.Thread(target=self._work, name="tensorvine-redis", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     # ---- what the catalog says ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Post from now on; a second call does nothing."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="tensorvine-redis", daemon=True)
+                self._thread.start()
 
     def changed(self, refs: Iterable[ModelRef]) -> None:
         """Post versions that exist from now on, and take down those that exist no more."""
@@ -111,13 +119,16 @@ class RedisIndex:
             self._addresses[shard] = Address(*address) if address is not None else None
             self._moved.add(shard)
             self._changed.notify_all()
+        self.begin()
 
     def close(self) -> None:
         """End the thread and disconnect. What is posted stays."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
-        self._thread.join(2 * TIMEOUT_S)
+            thread = self._thread
+        if thread is not None:
+            thread.join(2 * TIMEOUT_S)
         self._redis.close()
 
     # ---- the thread -----------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class Posts:
         self.index = RedisIndex(
             server.url, "repo", start, live=self.live.get, refs=lambda: list(self.live.copy()), graph_of=graph
         )
+        self.index.begin()
 
     def announce(self, *versions: Header) -> None:
         """Have versions exist."""

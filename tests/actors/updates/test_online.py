@@ -17,9 +17,9 @@ import psutil
 import pytest
 import ray
 from tensorvine.actors import Consumer, Producer, Publisher, Repository, Waves, load_weights, save_weights
-from tensorvine.actors.client.session import Session
 from tensorvine.actors.planner.calls import PlannerCalls
 from tensorvine.actors.rpc.calls import Request
+from tensorvine.actors.rpc.channel import Channel
 from tensorvine.actors.rpc.messages import planner_name
 from tensorvine.actors.updates.follower import Follower
 from tensorvine.planner import PlanRequest
@@ -228,17 +228,17 @@ class TestProducer:
         def train(publisher: Publisher) -> None:
             publisher.publish(tensors(1)).committed(30)
             eventually(started.exists, "who started the producer to have heard of it")
-            send = Session.send
+            send = Channel.send
 
-            def deadly(self: Session, shard: int, request: Request[Any]) -> Any:
+            def deadly(self: Channel, request: Request[Any]) -> Any:
                 if request.remote.name == phase and when == "before":
                     os.kill(os.getpid(), signal.SIGKILL)
-                answer = send(self, shard, request)
+                answer = send(self, request)
                 if request.remote.name == phase:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return answer
 
-            Session.send = deadly
+            Channel.send = deadly
             publisher.publish(tensors(2)).committed(30)
 
         with Consumer.start(own, name, Tagged) as consumer, Producer.start(own, name, train) as producer:
