@@ -99,6 +99,10 @@ class _Plan:
     """Of the name: the version is the latest while the version page shows it."""
 
 
+class _NowhereError(ModelLostError):
+    """No shard has some segments; only a file could."""
+
+
 class _AwayError(ShardUnavailableError):
     """A shard that was asked for blocks does not answer."""
 
@@ -268,7 +272,7 @@ class Reader:
             try:
                 return self._fetched(key, located, held, wish), False
             except (ModelLostError, MovedError, _AwayError) as exc:
-                if not pauses.wait(wish.deadline):
+                if (isinstance(exc, _NowhereError) and self._session.path is None) or not pauses.wait(wish.deadline):
                     if isinstance(exc, ShardUnavailableError):
                         raise
                     raise ModelLostError(f"{located.header.ref} is lost in part: {exc}") from without_frames(exc)
@@ -327,7 +331,7 @@ class Reader:
         chosen = self.select(ref, self._catalog.table(ref, located.body), key[2])
         sizes = sizes_of(chosen.values())
         if missing := sizes.keys() - places.keys():
-            raise ModelLostError(f"{ref}: expected the places of all segments; found none of {sorted(missing)}")
+            raise _NowhereError(f"expected the places of all segments; found none of {sorted(missing)}")
         here = wish.transport in (AUTO, SHARED)
         near = {s for s in sizes if here and (s in held or self.is_mapped(places[s][0], wish.deadline))}
         told = {s: block for s in near if (block := _block_of(places[s], sizes[s])) is not None}

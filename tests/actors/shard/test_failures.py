@@ -65,21 +65,27 @@ def kill_shard(repo: Repository, shard: int) -> None:
 
 def deadly(repo: Repository, method: str, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
     """Have shard 0 killed at the next call of `method`, before it takes it, or when it has answered."""
-    send, process = Session.send, shard_process(repo, 0)
+    process, sent = shard_process(repo, 0), {"send": Session.send, "_asked": Session._asked}
 
-    def killing(self: Session, shard: int, request: Call[Any]) -> object:
-        if request.remote.name != method:
-            return send(self, shard, request)
-        monkeypatch.setattr(Session, "send", send)
-        if not carried_out:
-            stand_still(process)
-        answer = send(self, shard, request)
-        if carried_out:
-            answer.result(30)
-        process.kill()
-        return answer
+    def killing(way: str) -> Callable[..., object]:
+        def called(self: Session, *arguments: Any) -> object:
+            request: Call[Any] = arguments[-1]
+            if request.remote.name != method:
+                return sent[way](self, *arguments)
+            for name, real in sent.items():
+                monkeypatch.setattr(Session, name, real)
+            if not carried_out:
+                stand_still(process)
+            answer = sent[way](self, *arguments)
+            if carried_out:
+                answer.result(30)
+            process.kill()
+            return answer
 
-    monkeypatch.setattr(Session, "send", killing)
+        return called
+
+    for way in sent:  # to a shard, and to the catalog
+        monkeypatch.setattr(Session, way, killing(way))
 
 
 def nothing_left(repo: Repository) -> bool:
@@ -98,19 +104,23 @@ CLIENT = textwrap.dedent("""
 
     repository, name, method, when, *stopped = sys.argv[1:]
     repo = Repository.connect(repository, engine=os.environ.get("ENGINE"))
-    send, ending = Session.send, signal.SIGTERM if stopped else signal.SIGKILL
+    ending = signal.SIGTERM if stopped else signal.SIGKILL
 
-    def deadly(self, shard, request):
-        if request.remote.name == method and when == "before":
-            os.kill(os.getpid(), ending)
-        answer = send(self, shard, request)
-        if request.remote.name == method:
-            if when == "answered":
-                answer.result(30)
-            os.kill(os.getpid(), ending)
-        return answer
+    def deadly(real):
+        def called(self, *arguments):
+            request = arguments[-1]
+            if request.remote.name == method and when == "before":
+                os.kill(os.getpid(), ending)
+            answer = real(self, *arguments)
+            if request.remote.name == method:
+                if when == "answered":
+                    answer.result(30)
+                os.kill(os.getpid(), ending)
+            return answer
 
-    Session.send = deadly
+        return called
+
+    Session.send, Session._asked = deadly(Session.send), deadly(Session._asked)  # to a shard, and to the catalog
     tensors = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(12 << 20, np.float32)}
     if stopped == ["closes"]:
         with repo:
@@ -206,7 +216,7 @@ class TestShardKilled:
         repo.retire(f"{lost}@1")
         repo.save(kept, BIG)
         kill_shard(repo, 0)
-        with pytest.raises(ModelLostError, match=rf"{lost}@2 is lost: it was held only in the memory of shard 0"):
+        with pytest.raises(ModelLostError, match=rf"{lost}@2 is lost: its tensors were only in the memory"):
             repo.load(f"{lost}@2")
         with pytest.raises(ModelLostError, match=f"{lost}@2 is lost"):
             repo.load(lost)
@@ -224,23 +234,21 @@ class TestShardKilled:
         assert repo.owners(ref)["b"] == ModelRef(parent, 1)
         kill_shard(repo, 0)
         assert repo.load(ref, tensors=["c"])["c"].sum() == 3
-        with pytest.raises(ModelLostError, match=rf"{ref} is lost in part: shard 0: expected segment"):
+        with pytest.raises(ModelLostError, match=rf"{ref} is lost in part: "):
             repo.load(ref)
         assert repo.lineage(ref) == [ref, ModelRef(parent, 1)]
         repo.retire(ref)
         eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S)
 
-    def test_what_a_dead_home_held_elsewhere_is_freed(self, repo: Repository) -> None:
+    def test_a_child_that_owns_nothing_stays_with_its_parent_s_tensors(self, repo: Repository) -> None:
         parent, child = name_at(repo, 1), name_at(repo, 0)
         repo.save(parent, BIG)
-        repo.save(child, BIG, parent=parent)
+        ref = repo.save(child, BIG, parent=parent).ref
         kill_shard(repo, 0)
         repo.retire(parent)
-        eventually(
-            lambda: nothing_left(repo),
-            "the dead child's hold on its parent's tensors gone",
-            timeout=PROMPT_S,
-        )
+        assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
+        repo.retire(ref)
+        eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S)
 
     @pytest.mark.parametrize("phase", ["begin", "grant", "commit"])
     def test_killed_during_a_save(self, repo: Repository, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +271,7 @@ class TestShardKilled:
         repo.stats()
         deadly(repo, "commit", monkeypatch, carried_out=True)
         saved = repo.save(name, BIG)
-        with pytest.raises(ModelLostError, match="only in the memory of shard 0"):
+        with pytest.raises(ModelLostError, match="only in the memory of a shard that died"):
             repo.load(saved.ref)
         eventually(lambda: nothing_left(repo), "nothing left of the lost version", timeout=PROMPT_S)
         again = repo.save(name, BIG)
@@ -276,7 +284,7 @@ class TestShardKilled:
 
         def ask() -> None:
             try:
-                outcomes.append(repo.info(name))
+                outcomes.append(bool(repo.load(name)["t"].sum() == 5))
             except TensorVineError as exc:
                 outcomes.append(exc)
 
@@ -289,7 +297,7 @@ class TestShardKilled:
         for thread in threads:
             thread.join(60)
         assert len(outcomes) == 8
-        assert all(isinstance(o, (ModelLostError, ShardUnavailableError)) for o in outcomes), outcomes
+        assert all(o is True or isinstance(o, (ModelLostError, ShardUnavailableError)) for o in outcomes), outcomes
 
     def test_arrays_of_a_dead_shard_stay_readable(self, repo: Repository) -> None:
         name = name_at(repo, 0)
@@ -318,7 +326,7 @@ def test_a_client_that_cuts_the_memory_is_refused_and_the_shard_goes_on(reposito
 
 @pytest.mark.both_engines
 class TestPlannerKilled:
-    def test_its_version_facts_is_rebuilt_from_the_shards(self, repo: Repository) -> None:
+    def test_saves_and_losses_do_not_need_it(self, repo: Repository) -> None:
         name = name_at(repo, 0)
         repo.save(name, {"t": np.ones(5)})
         restart_planner(repo)
