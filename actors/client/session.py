@@ -171,7 +171,7 @@ class Session:
             with self._lock:
                 self._due = min(self._due, time.monotonic() + _CHANCE.uniform(0.0, JITTER_S))
 
-    def refresh(self, least_s: float = 0.0) -> None:
+    def refresh(self, least_s: float = 0.0, timeout: float = LOOK_TIMEOUT_S) -> None:
         """Learn how the repository is made up now, unless that was learned less than `least_s` seconds ago."""
         self.opened.check()
         with self._lock:
@@ -180,7 +180,7 @@ class Session:
                 return
             self._looked = now
         try:
-            welcome = self.catalog.call(CatalogCalls.hello(self.client, self.node), LOOK_TIMEOUT_S)
+            welcome = self.catalog.call(CatalogCalls.hello(self.client, self.node), timeout)
         except TensorVineError as exc:
             self._away(exc)
             log.log(logging.DEBUG if self.stopped else logging.WARNING, "no topology from the catalog: %s", exc)
@@ -366,6 +366,7 @@ class Session:
     def poll(self, request: Request[_R], timeout: float) -> dict[int, _R | TensorVineError]:
         """Ask each shard once, and give what it answered, or why it did not within `timeout` seconds in all."""
         deadline = Deadline.after(timeout)
+        self.refresh(LOOK_S, deadline.left(LOOK_TIMEOUT_S))  # a shard may have joined
         sent = {shard: _tried(partial(self.send, shard, request)) for shard in self.topology.shards}
         found: dict[int, _R | TensorVineError] = {}
         for shard, answer in sent.items():

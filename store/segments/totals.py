@@ -17,13 +17,13 @@ class Totals:
     """Sums over segments."""
 
     tensors: int = 0
-    """Live slots."""
+    """Live slots of segments that this shard keeps."""
     live_bytes: int = 0
     """Bytes of those that are in memory."""
     allocated: int = 0
-    """Bytes of the blocks."""
+    """Bytes of all blocks."""
     copies: int = 0
-    """Those of segments that other shards keep."""
+    """Bytes of the blocks of segments that other shards keep."""
     file_bytes: int = 0
     """Bytes of the files."""
 
@@ -37,7 +37,7 @@ class Totals:
 
     def count(self, segment: Segment, sign: int) -> None:
         """Put a segment in (+1), or take it out (-1)."""
-        live = segment.live_slots
+        live = segment.live_slots if segment.keeper else ()
         self.tensors += sign * len(live)
         self.live_bytes += sign * segment.resident_bytes(live) if segment.handle is not None else 0
         self.allocated += sign * segment.allocated

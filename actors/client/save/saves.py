@@ -235,6 +235,7 @@ class Saves:
         work.pending.run(lambda: self._saved(work, staged))
         if work.buffer is not None:
             work.buffer.release()
+        del work, staged  # an error that is kept keeps this frame, and the tensors may be in locked memory
 
     def _saved(self, work: _Work, staged: Callable[[], None]) -> Saved:
         """Carry a save out, and count it."""

@@ -115,7 +115,7 @@ class Sessions:
                 shard=self._context.index,
                 tensors=totals.tensors,
                 bytes_memory=totals.live_bytes,
-                bytes_allocated=totals.allocated,
+                bytes_allocated=totals.allocated - totals.copies,
                 bytes_disk=totals.file_bytes + sum(file.nbytes for file in self._state.known_files.values()),
                 bytes_staged=memory.bytes_filling,
                 bytes_resident=memory.memory.bytes_resident,
