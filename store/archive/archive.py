@@ -31,7 +31,6 @@ from ..segments.segment import SegmentId
 from .directory import FOLDER, TEMPORARY, Directory, GuardedDirectory
 from .encoding import block_of
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
-from .numbers import gather
 from .opening import open_directory
 from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
 
@@ -173,10 +172,6 @@ class Archive:
     def sweep(self) -> list[str]:
         """Remove half-written files, and name them. Nobody may be writing: it is done when a repository starts."""
         return self.directory.sweep("")
-
-    def gather_numbers(self) -> None:
-        """Forget numbers that manifests tell as well; see `numbers.gather`. Nobody may be writing."""
-        gather(self.directory, lambda: set(map(version_of, self.manifests())))
 
     def _check_mark(self, create: bool) -> None:
         where = f"{self.directory.uri}/{_MARK}"

@@ -71,10 +71,9 @@ def unpacked_slots(content: bytes) -> dict[SegmentId, list[int]]:
             for _ in range(count):
                 first, size = _RUN.unpack_from(content, at)
                 at += _RUN.size
-                if first + size > SEGMENT_SLOTS or len(slots) + size > SEGMENT_SLOTS:
-                    raise CorruptDataError(
-                        f"slots: expected numbers below {SEGMENT_SLOTS}; found {first} to {first + size}"
-                    )
+                end = first + size
+                if end > SEGMENT_SLOTS or len(slots) + size > SEGMENT_SLOTS:
+                    raise CorruptDataError(f"slots: expected numbers below {SEGMENT_SLOTS}; found {first} to {end}")
                 slots.extend(range(first, end))
     except struct.error as exc:
         raise CorruptDataError(f"slots: expected packed slots; found {exc}") from exc

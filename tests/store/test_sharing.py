@@ -13,8 +13,8 @@ import pytest
 from tensorvine.store.archive import interchange
 from tensorvine.store.archive.archive import LOCK_NAME, Archive
 from tensorvine.store.archive.directory import Directory
-from tensorvine.store.archive.numbers import FOLDER, Numbers
 from tensorvine.store.archive.opening import open_directory
+from tensorvine.store.catalog.journal import FOLDER, Stream
 from tensorvine.store.refs import ModelRef
 
 from tests.support.crash import FIRST, manifest_of, write
@@ -43,13 +43,12 @@ def repository(path: Path) -> set[Path]:
     write(archive, (0, 1), 0, [0, 1])
     archive.write_manifest(manifest_of(FIRST, {"a": ((0, 1), 0)}), {})
     archive.write_manifest(manifest_of(ModelRef("deep/er/m", 1), {"a": ((0, 1), 0)}), {})
-    for writer in ("0-a", "1-b"):
-        assert Numbers(archive.directory, writer).add(ModelRef("m", 7))
+    assert archive.directory.append(Stream(1, 1).name, b"a stream")
     if claim is not None:
         os.close(claim)
     again = Archive(str(path), 1)
-    again.gather_numbers()
-    assert Numbers(again.directory, "0-c").add(ModelRef("m", 8))
+    assert again.directory.append(Stream(1, 1).name, b" goes on")
+    assert again.directory.append(Stream(2, 1).name, b"the next")
     found = set(path.rglob("*"))
     names = {entry.relative_to(path).parts[0] for entry in found}
     assert names == {"repository.json", LOCK_NAME, "segments", "manifests", FOLDER}

@@ -1,4 +1,4 @@
-"""The logs of numbers that versions were given: what is read back from them, whatever became of their writers."""
+"""Logs of version numbers of earlier versions: what is read from them, whatever became of their writers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.store.archive import numbers
 from tensorvine.store.archive.directory import Directory
-from tensorvine.store.archive.numbers import Numbers, decoded, encoded, gather
+from tensorvine.store.archive.numbers import decoded, encoded
 from tensorvine.store.archive.opening import open_directory
-from tensorvine.store.errors import StorageError
 from tensorvine.store.refs import ModelRef
 
 refs = st.builds(
@@ -52,54 +51,17 @@ class TestLines:
 
 
 class TestLogs:
-    def test_what_has_no_manifest_is_left_in_one_log(self, directory: Directory) -> None:
-        first, second = Numbers(directory, "0-x"), Numbers(directory, "1-y")
-        for log, ref in ((first, A), (first, B), (second, C)):
-            assert log.add(ref)
-        for known, left in (([A, None], {B, C}), ([], {B, C}), ([B], {C}), ([C], set[ModelRef]())):
-            gather(directory, lambda known=known: known)
-            assert numbers.given(directory) == left
-            assert len(directory.list(numbers.FOLDER)) == (1 if left else 0)
-
-    def test_one_that_has_grown_is_written_anew(self, directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(numbers, "GROWN_BYTES", 300)
-        log, left = Numbers(directory, "0-x"), set[ModelRef]()
-        for version in range(1, 200):
-            ref = ModelRef("m", version)
-            log.add(ref)
-            left.add(ref)
-            assert left <= numbers.given(directory)
-            if version % 50:
-                log.done(ref)
-                left.discard(ref)
-        (nbytes,) = directory.list(numbers.FOLDER).values()
-        assert nbytes < 400
-
-    def test_a_start_that_is_killed_while_it_gathers_loses_nothing(
-        self, directory: Directory, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        Numbers(directory, "0-x").add(A)
-
-        def fails(*names: str) -> None:
-            raise StorageError("killed")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(directory, "delete", fails)
-            with pytest.raises(StorageError):
-                gather(directory, list)
-        assert len(directory.list(numbers.FOLDER)) == 2
-        gather(directory, list)
-        assert numbers.given(directory) == {A}
-        assert len(directory.list(numbers.FOLDER)) == 1
+    def test_all_logs_are_read(self, directory: Directory) -> None:
+        assert numbers.given(directory) == set()
+        for writer, refs in (("0-x", [A, B]), ("1-y", [C])):
+            for ref in refs:
+                assert directory.append(f"{numbers.FOLDER}/{writer}.0.log", encoded([ref]))
+        assert numbers.given(directory) == {A, B, C}
 
     def test_a_damaged_line_is_counted(
         self, directory: Directory, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        log = Numbers(directory, "0-x")
-        log.add(A)
-        (file,) = (tmp_path / numbers.FOLDER).iterdir()
-        with open(file, "ab") as torn:
-            torn.write(b"\n1234")
-        log.add(B)
+        (tmp_path / numbers.FOLDER).mkdir()
+        (tmp_path / numbers.FOLDER / "0-x.0.log").write_bytes(encoded([A]) + b"\n1234" + encoded([B]))
         assert numbers.given(directory) == {A, B}
         assert "1 damaged lines are ignored" in caplog.text
