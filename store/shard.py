@@ -162,7 +162,9 @@ class ShardState(SegmentTable):
             )
         self.term, self.token = term, token
         self._applied = self._reported = 0
-        self._reporting = None
+        unheard, self._reporting = self._reporting, None
+        for segment_id, slots in unheard.lost.items() if unheard is not None else ():
+            self.note_lost(segment_id, slots)  # all else the first report says again
 
     def ordered(self, first: int, orders: Sequence[Order]) -> int:
         """Apply orders of the present term, those that were not applied yet; return the number of the last one."""

@@ -319,3 +319,14 @@ class OneShard(RuleBasedStateMachine):
 
 OneShard.TestCase.settings = settings(deadline=None, stateful_step_count=60)
 TestOneShard = OneShard.TestCase
+
+
+def test_what_is_lost_is_said_again_to_a_term_that_may_not_have_heard_it() -> None:
+    state, segment = ShardState(0, 1), (0, 5)
+    state.begin_term(1, b"first")
+    state.answered(state.report("node", None, 0), Answered())
+    state.note_lost(segment, [1])
+    assert state.report("node", None, 0).lost == {segment: (1,)}
+    state.note_lost(segment, [2])
+    state.begin_term(2, b"second")
+    assert state.report("node", None, 0).lost == {segment: (1, 2)}
