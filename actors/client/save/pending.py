@@ -135,6 +135,7 @@ class PendingSave:
         except BaseException as exc:  # noqa: BLE001  handed to the caller that waits
             self._error = without_frames(exc)
         finally:
+            del work  # the error keeps this frame
             self.ended_at = time.perf_counter()
             self._staged.set()
             self._ended.set()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from ....store import traces
@@ -232,10 +233,10 @@ class Saves:
 
     def _save(self, work: _Work) -> None:
         staged = work.buffer.release if work.buffer is not None else work.pending.mark_staged
-        work.pending.run(lambda: self._saved(work, staged))
+        work.pending.run(partial(self._saved, work, staged))
         if work.buffer is not None:
             work.buffer.release()
-        del work, staged  # an error that is kept keeps this frame, and the tensors may be in locked memory
+        del work, staged  # an error keeps this frame, and the tensors may be in locked memory
 
     def _saved(self, work: _Work, staged: Callable[[], None]) -> Saved:
         """Carry a save out, and count it."""
