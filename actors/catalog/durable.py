@@ -72,8 +72,8 @@ class DurableSaves:
         self._pending: dict[Request, _Pending] = {}
 
     def begin(self, save: Request, staged: Mapping[SegmentId, Staged]) -> None:
-        """Await the files of a save."""
-        self._pending.setdefault(save, _Pending(staged))
+        """Await the files of a save, but for those that were taken before, by an earlier term for instance."""
+        self._pending[save] = _Pending(staged, {s: one.file for s, one in staged.items() if one.file is not None})
 
     def end(self, save: Request) -> dict[SegmentId, File]:
         """Await them no more, and return those that were reported."""

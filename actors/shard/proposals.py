@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from ...store.catalog.reports import Staged
 from ...store.errors import OperationTimeoutError, ShardUnavailableError
+from ...store.segments.segment import SegmentId
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..rpc.catalog_calls import CatalogCalls
 from ..rpc.catalog_messages import Committed, Proposal, Refused
@@ -89,6 +91,8 @@ class Proposals:
         """Propose to the present term; None: there is another one by now."""
         with self._lock:
             sender = self._context.sender
+            if proposal.durable:
+                proposal = replace(proposal, staged={s: self._with_file(s, one) for s, one in proposal.staged.items()})
         asking = asyncio.ensure_future(self._catalog.ask(CatalogCalls.commit(sender, proposal), trial.left()))
         try:
             while not asking.done():
@@ -99,3 +103,7 @@ class Proposals:
             return asking.result()
         finally:
             asking.cancel()
+
+    def _with_file(self, segment_id: SegmentId, staged: Staged) -> Staged:
+        segment = self._state.segment(segment_id)
+        return replace(staged, file=segment.file if segment is not None else None)

@@ -118,6 +118,8 @@ class Staged:
     shards: tuple[int, ...]
     """Shards that have its bytes, the one that proposes first, which becomes its keeper."""
     place: Place | None = None
+    file: File | None = None
+    """Of a durable save: its file, if that was answered for already, perhaps by an earlier term."""
 
 
 @dataclass(frozen=True, slots=True)

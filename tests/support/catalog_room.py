@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,12 @@ class CatalogRoom(Room):
 
     def commit(self, handed: Handed, name: str = "m", shard: int = 0, parent: ModelRef | None = None) -> Any:
         """Commit at a shard."""
+        return self.committing(handed, name, shard, parent).result(WAIT_S)
+
+    def committing(
+        self, handed: Handed, name: str = "m", shard: int = 0, parent: ModelRef | None = None
+    ) -> concurrent.futures.Future[Any]:
+        """Begin to commit at a shard."""
         entries = {
             f"{block.id[1]:x}/{slot}": TensorEntry("uint8", (size,), size, None, block.id, slot)
             for block in handed.blocks
@@ -108,7 +115,7 @@ class CatalogRoom(Room):
             architecture=packed((GRAPH.to_json(), None)),
             fingerprints=PrefixQuery.of(GRAPH),
         )
-        return self.call(ShardCalls.commit(replace(handed, draft=draft, default_parent=False)), shard)
+        return self.send(ShardCalls.commit(replace(handed, draft=draft, default_parent=False)), shard)
 
     def saved(self, *contents: bytes, name: str = "m", shard: int = 0, **named: Any) -> ModelRef:
         """Save one segment of tensors."""

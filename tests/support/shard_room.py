@@ -72,6 +72,21 @@ class Loops:
             loop.close()
 
 
+def _cut_off(answer: concurrent.futures.Future[Any], method: str) -> concurrent.futures.Future[Any]:
+    """Return an answer that tells its caller that the actor was ended, where that cancelled it."""
+    told: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def arrived(done: concurrent.futures.Future[Any]) -> None:
+        if told.cancelled():
+            return
+        error = ShardUnavailableError(f"{method}: the actor was ended") if done.cancelled() else done.exception()
+        with suppress(concurrent.futures.InvalidStateError):  # its caller has just given it up
+            told.set_exception(error) if error is not None else told.set_result(done.result())
+
+    answer.add_done_callback(arrived)
+    return told
+
+
 async def _cancel_all() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
@@ -99,8 +114,10 @@ class Engine:
 
     def reach(self, actor: Any, timeout: float, who: str) -> list[Callable[..., Any]]:
         def answering(method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+            if actor not in self.actors:
+                return answered(error=ShardUnavailableError(f"{method}: {actor} is starting again"))
             found, loops = self.actors[actor]
-            return loops.run(found, method, arguments)
+            return _cut_off(loops.run(found, method, arguments), method)
 
         return [answering]
 

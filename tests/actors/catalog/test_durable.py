@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorvine.actors.catalog.parts.shards import Shards
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Committed, Declared
 from tensorvine.actors.rpc.messages import Handed
@@ -116,6 +117,7 @@ def test_a_durable_save_keeps_graph_and_parent_that_are_retired_meanwhile(room: 
     with held(files_of(room), "write_segment") as gate:
         saving = room.send(ShardCalls.commit(handed))
         gate.wait()
+        until(lambda: room.real.parts[Shards]._saving, "the catalog to have begun")  # type: ignore[attr-defined]
         room.retire(parent)
         room.ask(CatalogCalls.abort(handed.draft.save))  # the client gave up, and is not answered before it is over
     answer = saving.result(WAIT_S)
@@ -126,6 +128,20 @@ def test_a_durable_save_keeps_graph_and_parent_that_are_retired_meanwhile(room: 
     until(lambda: sorted(room.read(answer.ref)) == sorted([LARGE, b"own"]), "the version, by the next term")
     room.ask(CatalogCalls.check())
     assert not room.real._context.state.pins.clients()
+
+
+def test_a_durable_save_whose_file_one_term_took_is_made_by_the_next(room: CatalogRoom) -> None:
+    room.number += 1
+    block = room.filled(room.number, room.segment(), [LARGE], (Label(0, "own", None, "uint8", (len(LARGE),)),))
+    with held(room.real._context.archive, "write_manifest") as gate:
+        saving = room.committing(room.handed(room.number, [block], durable=True))
+        gate.wait()
+        room.start_catalog()
+    answer = saving.result(WAIT_S)
+    assert isinstance(answer, Committed), answer
+    assert room.read(answer.ref) == [LARGE]
+    assert room.ask(CatalogCalls.models("")) == [answer.ref]
+    room.ask(CatalogCalls.check())
 
 
 def test_a_version_that_is_retired_while_its_manifest_is_written_is_retired_on_the_path(
