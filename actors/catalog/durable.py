@@ -361,7 +361,7 @@ class ManifestWriter:
             at = self._state.dated(draft.name, time.time_ns())
         ref = ModelRef(draft.name, number)
         try:
-            await self._until_stored(saves, save, holds, deadline)
+            await self._until_stored(saves, draft, holds, deadline)
             await self._write_first(saves, draft, ref, at, deadline)
             with self._lock:
                 files = dict(saves.files(save))
@@ -377,16 +377,16 @@ class ManifestWriter:
             raise
 
     async def _until_stored(
-        self, saves: DurableSaves, save: Request, holds: Mapping[SegmentId, Sequence[int]], deadline: Deadline
+        self, saves: DurableSaves, draft: Draft, holds: Mapping[SegmentId, Sequence[int]], deadline: Deadline
     ) -> None:
         def look() -> bool | None:
-            return self._are_stored(holds, saves.files(save)) or None
+            return self._are_stored(holds, saves.files(draft.save)) or None
 
         if not await self._context.notifier.until(Change.FILES, look, deadline):
-            why = self.reason(list(holds))
+            what, why = f"save of {draft.name!r}: expected its tensors to be on disk", self.reason(list(holds))
             if why:
-                raise StorageError(f"save {save}: expected its tensors to be written to disk; {why}")
-            raise OperationTimeoutError(f"save {save}: expected its tensors to be on disk in time; they are not")
+                raise StorageError(f"{what}; {why}")
+            raise OperationTimeoutError(f"{what} in time; the disk is slower than the saves")
 
     async def _write_first(self, saves: DurableSaves, draft: Draft, ref: ModelRef, at: int, deadline: Deadline) -> None:
         header = draft.header(ref, at, self._state.codec)
