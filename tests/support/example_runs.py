@@ -116,6 +116,6 @@ def interrupt(process: subprocess.Popen[str], *, group: bool = True) -> None:
 def await_no_pins(repository: Repository) -> None:
     """Wait until nothing is held for those who are gone."""
     deadline = time.monotonic() + LIMIT_S
-    while sum(shard.pins for shard in repository.stats().shards):
+    while repository.stats().catalog.pins:
         assert time.monotonic() < deadline, "the pins of who is gone stay"
         threading.Event().wait(0.02)
