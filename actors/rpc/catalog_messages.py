@@ -145,6 +145,8 @@ class Proposal:
     """The parent is the latest version of the name because nobody named another one: it must be the latest still."""
     staged: Mapping[SegmentId, Staged]
     """The segments that the save brings."""
+    kept: Mapping[int, int]
+    """Shard that keeps copies of these -> its incarnation that has them."""
     durable: bool
     """Files and manifest are written first."""
     timeout: float

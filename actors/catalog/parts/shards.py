@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ....store.catalog.orders import Ended
 from ....store.catalog.reports import Answered, Place, Report, Sender
@@ -25,6 +26,9 @@ from ..lines import Line, Lines
 from ..placement import Placement
 from ..retaining import Retaining
 from .versions import Versions
+
+SECURED_S = 10.0
+"""How long a commit waits for copies before the shard asks again."""
 
 
 class Shards:
@@ -104,19 +108,33 @@ class Shards:
             answered = self._state.answer(draft.save) or self._state.brought(proposal.staged)
             if answered is not None:
                 self._placement.brought_again(sender.shard, proposal.staged)
-                return Committed(*answered)
-            done = self._saving.get(draft.save)
+            done = self._saving.get(draft.save) if answered is None else Committed(*answered)
             if done is None:
                 self._state.requests.check(draft.save)
                 self._state.requests.open(draft.save.client, time.monotonic())
                 refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
                 if refusal is not None:
                     return Refused(*refusal)
+                proposal = self._with_present(proposal)
                 done = self._begun(proposal, deadline) if proposal.durable else self._decided(proposal)
-        if isinstance(done, Committed):
+        found = done if isinstance(done, Committed) else await asyncio.shield(done)
+        if isinstance(found, Committed) and not proposal.durable:
+            deadline = Deadline.after(SECURED_S)
+            await self._replicated(list(proposal.staged), deadline)
             await self._copies.secured(deadline)
-            return done
-        return await asyncio.shield(done)
+        return found
+
+    def _with_present(self, proposal: Proposal) -> Proposal:
+        """Leave out the copies of shards that have started again since they made them. Call it with the lock held."""
+        lines = {shard: self._lines.get(shard) for shard in proposal.kept}
+        gone = [s for s, line in lines.items() if line is not None and line.incarnation > proposal.kept[s]]
+        if not gone:
+            return proposal
+        staged = {
+            segment: replace(one, shards=tuple(shard for shard in one.shards if shard not in gone))
+            for segment, one in proposal.staged.items()
+        }
+        return replace(proposal, staged=staged)
 
     def _decided(self, proposal: Proposal) -> Committed:
         """Make a version exist. Call it with the lock held."""
@@ -134,7 +152,7 @@ class Shards:
 
         if not await self._context.notifier.until(Change.COPIES, look, deadline):
             raise ShardUnavailableError(
-                "save: expected copies of inherited tensors on enough nodes in time; some are missing"
+                "save: expected copies of its tensors on enough nodes in time; some are missing"
             )
 
     def _committed(self, proposal: Proposal) -> Committed:

@@ -62,12 +62,16 @@ class OrderCalls:
         originals: Mapping[SegmentId, Original],
         address: Address | None,
         timeout: float,
-    ) -> None:
+    ) -> int:
         """Keep copies of segments of a save that another shard is about to propose (`replicas=`).
 
         If nothing is heard of its commit, the catalog is asked what became of it (`Report.kept`).
 
+        Returns:
+            The incarnation of this shard that has them.
+
         Raises:
+            ShardUnavailableError: this process has no lease: another one may be the shard.
             StoreFullError: there is no room.
             CorruptDataError: what came has another digest.
             TensorVineError: they could not be fetched.

@@ -2,7 +2,8 @@
 
 Rules
 - With `replicas`, what a save brings is sent to the backups that the catalog named, before it is proposed; and again to
-  others, if it names others meanwhile.
+  others, if it names others meanwhile. The proposal says which incarnation of a backup has them: those that an earlier
+  one had are gone. A backup without a lease keeps none.
 - Content hashes are checked when a copy is written, and are served with it when it is read.
 - What became of a save that copies came for, the catalog is asked every `ASK_S` (`Report.kept`).
 - What an order had copied is reported. A copy that fails is tried again until the term is over; what the source
@@ -81,14 +82,17 @@ class Copies:
 
     # ---- of what is saved here ------------------------------------------------------------------------
 
-    async def sent(self, save: Request, named: Container[SegmentId], deadline: Deadline) -> tuple[int, ...]:
-        """Have all backups keep copies of what a save has staged and its version names, and return the backups.
+    async def sent(self, save: Request, named: Container[SegmentId], deadline: Deadline) -> dict[int, int]:
+        """Have all backups keep copies of what a save has staged and its version names.
+
+        Returns:
+            Backup -> its incarnation that has them.
 
         Raises:
             StoreFullError: a backup has no room.
             ShardUnavailableError: one does not take them until the deadline.
         """
-        done: set[int] = set()
+        done: dict[int, int] = {}
         pauses = Backoff(*PAUSE_S)
         while True:
             with self._lock:
@@ -97,11 +101,11 @@ class Copies:
                 if not missing:
                     if save in self._at:
                         self._at[save].backups = backups
-                    return backups
+                    return {shard: done[shard] for shard in backups}
                 staged = {s: segment for s, segment in self._state.staged(save).items() if s in named}
                 originals = {s: original_of(segment, self._segment_memory) for s, segment in staged.items()}
                 if not originals:
-                    return backups
+                    return {}
                 sent = self._at.setdefault(save, _Sent())
                 sent.shards.update(missing)
                 sent.segments.update(originals)
@@ -110,8 +114,8 @@ class Copies:
             found = await asyncio.gather(
                 *(self._shards[shard].ask(call, left + LATE_S) for shard in missing), return_exceptions=True
             )
-            failed = {shard: error for shard, error in zip(missing, found, strict=True) if error is not None}
-            done |= set(missing) - failed.keys()
+            failed = {s: error for s, error in zip(missing, found, strict=True) if isinstance(error, BaseException)}
+            done |= {s: number for s, number in zip(missing, found, strict=True) if isinstance(number, int)}
             for error in failed.values():
                 if not isinstance(error, TensorVineError) or isinstance(error, StoreFullError):
                     raise error
@@ -146,11 +150,14 @@ class Copies:
         originals: Mapping[SegmentId, Original],
         address: Address | None,
         timeout: float,
-    ) -> None:
+    ) -> int:
         with self._lock:
             if self._state.draining:
                 raise MovedError(f"shard {self._context.index}: expected a shard that keeps copies; it is draining")
+        self._context.lease.check()
         await self._kept(originals, address, timeout, save)
+        self._context.lease.check()
+        return self._state.incarnation
 
     @answers(OrderCalls.drop_copies)
     async def drop_copies(self, save: Request, needed: Sequence[SegmentId]) -> None:

@@ -226,9 +226,9 @@ class Writes:
             await self._history.check_files(named)
         if not self._taken(handed):
             return await self._answer_of_another(handed, deadline)
-        shards = await self._copies.sent(draft.save, named, deadline)
+        kept = await self._copies.sent(draft.save, named, deadline)
         with self._lock:
-            proposal = self._proposal(handed, named, shards)
+            proposal = self._proposal(handed, named, kept)
             self._state.sent.add(draft.save)
         if handed.durable and self._history is not None:
             self._history.persister.add(proposal.staged)
@@ -250,12 +250,12 @@ class Writes:
             self._segment_memory.adopt(handed.draft.save, os.getpid(), handed.blocks)
             return True
 
-    def _proposal(self, handed: Handed, named: Holds, shards: tuple[int, ...]) -> Proposal:
+    def _proposal(self, handed: Handed, named: Holds, kept: Mapping[int, int]) -> Proposal:
         """Make the proposal of a save that is not over. Call it with the lock held."""
         save, index = handed.draft.save, self._context.index
         self._state.requests.check(save)
         staged = {
-            segment_id: Staged(len(segment.sizes), (index, *shards), place_of(segment, index))
+            segment_id: Staged(len(segment.sizes), (index, *kept), place_of(segment, index))
             for segment_id, segment in self._state.staged(save).items()
             if segment_id in named
         }
@@ -264,6 +264,7 @@ class Writes:
             draft=handed.draft,
             default_parent=handed.default_parent,
             staged=staged,
+            kept=kept,
             durable=handed.durable,
             timeout=handed.timeout,
         )
@@ -274,7 +275,7 @@ class Writes:
         The bytes are not here: the catalog can only say that the version exists, or refuse it.
         """
         with self._lock:
-            proposal = self._proposal(handed, {}, ())
+            proposal = self._proposal(handed, {}, {})
         answer = await self._proposals.answer(proposal, deadline)
         if isinstance(answer, Committed):
             return answer
