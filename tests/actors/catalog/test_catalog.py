@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorvine.actors.catalog import placement
+from tensorvine.actors.catalog.parts.shards import Shards
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Declared
+from tensorvine.actors.shard.parts.copies import Copies
 from tensorvine.store.errors import ModelLostError, ModelNotFoundError, TensorVineError
 from tensorvine.store.holders import Lease
 from tensorvine.store.refs import ModelRef
@@ -219,3 +223,26 @@ def test_a_shard_that_joins_takes_bytes(tmp_path: Path, monkeypatch: pytest.Monk
         until(lambda: room.state(1).totals.allocated > 0 and len(list(room.state(0).segments())) < 9)
         assert [room.read(ref)[0][0] for ref in refs] == list(range(8))
         room.ask(CatalogCalls.check())
+
+
+def test_copies_of_a_backup_that_has_started_again_since_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_room(tmp_path / "private", 2, replicas=2) as room:
+        until(lambda: room.state(0).backups == (1,))
+        sent = Copies.sent
+
+        async def restarted(self: Copies, *arguments: Any) -> dict[int, int]:
+            kept = await sent(self, *arguments)
+            if self._context.index == 0:
+                incarnation = room.state(1).incarnation
+                await asyncio.to_thread(room.kill_shard, 1)
+                lines = room.real.parts[Shards]._lines  # type: ignore[attr-defined]
+                await asyncio.to_thread(until, lambda: lines.get(1).incarnation > incarnation)
+            return kept
+
+        monkeypatch.setattr(Copies, "sent", restarted)
+        ref = room.saved(LARGE)
+        ((segment, _),) = room.locate(ref).places.items()
+        assert room.content(segment, [0], shard=1) == [LARGE]
+        assert not room.ask(CatalogCalls.stats()).replicas_missing

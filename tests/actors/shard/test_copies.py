@@ -50,6 +50,7 @@ class TestOfASave:
         segment = saved(pair, 1, *contents)
         ((_, proposal),) = pair.catalog.proposals
         assert proposal.staged[segment].shards == (0, 1)
+        assert proposal.kept == {1: pair.state(1).incarnation}
         assert pair.content(segment, [0, 1], shard=1) == list(contents)
         assert pair.state(1).segment(segment).digests == pair.call(ShardCalls.digests([segment]))[segment]
         assert not pair.state(1).segment(segment).keeper
@@ -132,6 +133,11 @@ class TestOfASave:
     def test_a_shard_that_drains_keeps_none(self, pair: Room) -> None:
         pair.order(Drain(), shard=1)
         with pytest.raises(MovedError, match="draining"):
+            pair.call(ShardCalls.keep_copies(0, Request(CLIENT, 1), {}, None, 1.0), 1)
+
+    def test_a_shard_without_a_lease_keeps_none(self, pair: Room) -> None:
+        pair.part(Copies, 1)._context.lease.end()
+        with pytest.raises(ShardUnavailableError, match="its lease"):
             pair.call(ShardCalls.keep_copies(0, Request(CLIENT, 1), {}, None, 1.0), 1)
 
 
