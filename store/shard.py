@@ -230,7 +230,7 @@ class ShardState(SegmentTable):
             segment.files = max(segment.files, self._generation_after(file.generation))
         elif file is not None and segment.file is not None and segment.file.name == file.name:
             segment.has_more(file)
-            self.note_lost(segment_id, file.slots - segment.file.slots)
+            self._note_lacking(segment_id, file.slots - segment.file.slots)
         self.totals.count(segment, +1)
         self._note_writable(segment)
         self.residents.evict_if_cold(segment)
@@ -271,7 +271,7 @@ class ShardState(SegmentTable):
         file = self.known_files.pop(segment_id, None)
         if file is None or self.segment(segment_id) is not None:
             return
-        self.note_lost(segment_id, file.slots - rows)
+        self._note_lacking(segment_id, file.slots - rows)
         if file.slots & rows:
             self.recover(segment_id, sizes, file.cut(rows))
 
@@ -332,10 +332,12 @@ class ShardState(SegmentTable):
         self._news.copied[segment_id] = tuple(sorted(slots))
 
     def note_lost(self, segment_id: SegmentId, slots: Iterable[int]) -> None:
-        """Have the next report say that slots cannot be read and never will be."""
-        lost = {*self._news.lost.get(segment_id, ()), *slots}
-        if lost:
-            self._news.lost[segment_id] = tuple(sorted(lost))
+        """Have the next report say that slots cannot be read and never will be; none: of a file that was inspected."""
+        self._news.lost[segment_id] = tuple(sorted({*self._news.lost.get(segment_id, ()), *slots}))
+
+    def _note_lacking(self, segment_id: SegmentId, slots: Set[int]) -> None:
+        if slots:
+            self.note_lost(segment_id, slots)
 
     def note_failing(self, segment_id: SegmentId, why: str | None) -> None:
         """Have the next report say why a file cannot be written or read just now; None: it can be."""

@@ -255,6 +255,9 @@ class Placement:
         if not unlooked or archive is None:
             return
         files = archive.segments()
+        if not unlooked <= files.keys():
+            archive.check_there()
+            files = archive.segments()
         with self._lock:
             orders: dict[int, dict[SegmentId, str]] = {}
             for segment in unlooked:

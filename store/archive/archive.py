@@ -125,6 +125,15 @@ class Archive:
             files.sort(key=lambda file: -file.generation)
         return found
 
+    def check_there(self) -> None:
+        """Refuse a path that is not there just now: that a file is missing says nothing then.
+
+        Raises:
+            StorageError: it is not there, or cannot be read.
+        """
+        if not self._has_mark():
+            raise StorageError(f"{self.directory.uri}: expected a repository; its {_MARK} is not there")
+
     # ---- versions ---------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Manifest, layers: Mapping[str, str]) -> None:

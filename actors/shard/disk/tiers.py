@@ -195,7 +195,7 @@ class Tiers:
         if file is None:
             return
         try:
-            rows = self._file(file).rows
+            rows = self._opened(file).rows
         except StorageError as exc:
             if not isinstance(exc.__cause__, FileNotFoundError):
                 raise
@@ -213,7 +213,7 @@ class Tiers:
             CorruptDataError, StorageError: it cannot be read.
         """
         generation = int(name.split(".")[-2])
-        opened = self._file(File(name, generation, 0, frozenset()))
+        opened = self._opened(File(name, generation, 0, frozenset()))
         bases = {row.slot: row.base for row in opened.rows.values() if row.base is not None}
         return _sizes(opened.rows), File(name, generation, opened.nbytes, frozenset(opened.rows), bases)
 
@@ -387,6 +387,16 @@ class Tiers:
         if file is None:
             raise ModelLostError(f"segment {segment_id[1]:x}: expected a file; it exists only in memory, or not at all")
         return file
+
+    def _opened(self, stored: File) -> SegmentFile:
+        """Return an open file; an error that says that it is not there is true also where the path was away."""
+        try:
+            return self._file(stored)
+        except StorageError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                self._archive.check_there()
+                return self._file(stored)
+            raise
 
     def _file(self, stored: File) -> SegmentFile:
         """Return an open file; the ones used last are kept open."""
