@@ -77,6 +77,8 @@ def segments(path: Path) -> list[Path]:
 
 def name_at(repo: Repository, shard: int, stem: str = "at") -> str:
     """Return a name of which `repo` puts what it saves into `shard`."""
+    for started in repo._session.shards:
+        repo._session.connection(started)  # a client passes over those that have not started yet
     return next(n for i in range(1000) if repo._session.near(n := f"{stem}{shard}-{i}") == shard)
 
 
