@@ -41,7 +41,7 @@ LONG: Mapping[str, str] = {
     r"tests/actors/shard/test_persistence.py::TestContract::.*\[(s3-lossless|local-plain)": _OTHERS,
     r"tests/actors/shard/test_persistence.py::TestContract::test_everything.*\[local": "the same on S3",
     r"tests/actors/shard/test_persistence.py::TestContract::test_(a_lossy|what_is_retired).*\[s3": "on a file system",
-    r"tests/actors/shard/test_replicas.py::test_replicas\[(copies|many|bytes|no backup|an idle|a holder)": _STEPS,
+    r"tests/actors/shard/test_replicas.py::test_replicas\[(copies|many|one shard|no backup|an idle)": _STEPS,
     r"tests/actors/shard/test_replicas.py::test_replicas\[(home|backup) killed (before|after)": _STEPS,
     r"tests/actors/shard/test_tiers.py::.*\[two-shards": "the same with one shard",
     r"tests/actors/shard/test_tiers.py::TestStrangeTensors::.*\[(Delta|Quantize\(bits=3)": _OTHERS,

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -28,15 +29,20 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from tensorvine.actors import Repository
-from tensorvine.actors.shard.calls import ShardCalls
-from tensorvine.actors.shard.parts.files import Files
-from tensorvine.actors.shard.replicas.replica_store import ReplicaStore
-from tensorvine.actors.shard.replicas.securing import Securing
+from tensorvine.actors.shard.parts.copies import Copies
+from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.store import Layer, ModelGraph, ModelRef
-from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OptionError, ShardUnavailableError
+from tensorvine.store.errors import (
+    ModelLostError,
+    ModelNotFoundError,
+    OptionError,
+    ShardUnavailableError,
+    TensorVineError,
+)
 
 from benchmarks.core.clusters import await_room
 from tests.support.commands import on
+from tests.support.disk import check
 from tests.support.processes import stand_still
 from tests.support.waiting import PROMPT_S, eventually
 from tests.support.warm import warm_workers
@@ -46,10 +52,6 @@ BIG = {"a": np.arange(100_000, dtype=np.float32), "b": np.ones(1 << 20, np.float
 GRAPH = ModelGraph([Layer("in", {"class": "Input"}, [], ["a", "b"])])
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def name_at(repo: Repository, shard: int, tag: str = "m") -> str:
-    return next(n for i in range(1000) if repo._session.home(n := f"{tag}{shard}-{i}") == shard)
 
 
 def node_of(repo: Repository, shard: int) -> str:
@@ -72,37 +74,31 @@ def kill(repo: Repository, *shards: int) -> None:
     psutil.wait_procs(processes, timeout=20)
 
 
-def patch(repo: Repository, shard: int, change: Callable[[Any], None]) -> None:
+def patch(repo: Repository, shard: int, change: Callable[[Any], Any]) -> Any:
     """Run something within a shard's process."""
-    ray.get(actor(repo, shard).__ray_call__.remote(change), timeout=30)
+    return ray.get(actor(repo, shard).__ray_call__.remote(change), timeout=30)
+
+
+def backups(self: Any) -> tuple[int, ...]:
+    return self.parts[Writes]._state.backups
+
+
+def secured(repo: Repository) -> None:
+    """Wait until each shard has a backup, and everything has as many copies as it is to have."""
+
+    def complete() -> bool:
+        if repo.stats().catalog.replicas_missing:
+            return False
+        shards = set(repo._session.shards)
+        return all((found := set(patch(repo, shard, backups))) and found <= shards for shard in shards)
+
+    eventually(complete, "everything has its copies", ignoring=(TensorVineError, ray.exceptions.RayError, ValueError))
 
 
 def backup_of(repo: Repository, shard: int) -> int:
-    """Return the shard that has the replica of this one, once it has all of it in its present incarnation."""
-
-    def backups(self: Any) -> list[tuple[int, str]]:
-        return [
-            (backup.shard, backup.replica_store)
-            for backup in self.parts[Securing]._replication._replica_set.backups
-            if backup.synced
-        ]
-
-    def replica_store(self: Any) -> str:
-        return self.parts[ReplicaStore].name
-
-    def complete() -> bool:
-        repo.stats()  # asks until all answer
-        found[:] = ray.get(actor(repo, shard).__ray_call__.remote(backups), timeout=30)
-        if not {backup for backup, _ in found} <= set(repo._session.shards):
-            return False
-        replica_stores = [
-            ray.get(actor(repo, backup).__ray_call__.remote(replica_store), timeout=30) for backup, _ in found
-        ]
-        return bool(found) and replica_stores == [name for _, name in found]
-
-    found: list[tuple[int, str]] = []
-    eventually(complete, f"the replica of shard {shard} is complete")
-    return found[0][0]
+    """Return the shard that gets copies of what is saved into this one."""
+    secured(repo)
+    return patch(repo, shard, backups)[0]
 
 
 def stat(repo: Repository, shard: int) -> Any:
@@ -120,10 +116,11 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 def nothing_left(repo: Repository) -> bool:
     try:
-        shards = repo.stats().shards
+        stats = repo.stats()
     except ShardUnavailableError:
         return False
-    return not any(s.tensors or s.bytes_allocated or s.pins or s.bytes_staged or s.bytes_replicated for s in shards)
+    left = (s.tensors or s.bytes_allocated or s.bytes_staged or s.bytes_replicated for s in stats.shards)
+    return not (stats.catalog.pins or any(left))
 
 
 def retire_all(repo: Repository) -> None:
@@ -165,13 +162,12 @@ def each_version_is_on_two_nodes(cluster: Cluster) -> None:
     del cluster
     with repository("two") as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        repo.save(name, BIG, graph=GRAPH)
         backup = backup_of(repo, here)
+        repo.save("m", BIG, graph=GRAPH)
         assert node_of(repo, backup) != node_of(repo, here)
         kept = stat(repo, backup).bytes_replicated
-        assert kept == stat(repo, here).bytes_allocated > BIG["b"].nbytes, kept
-        repo.save(name, {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
+        assert kept >= BIG["a"].nbytes + BIG["b"].nbytes, kept
+        repo.save("m", {**BIG, "a": BIG["a"] + 1})  # "b" is inherited, and not copied again
         assert stat(repo, backup).bytes_replicated - kept < BIG["b"].nbytes
         retire_all(repo)
 
@@ -180,7 +176,8 @@ def a_killed_shard_comes_back(cluster: Cluster) -> None:
     del cluster
     with repository("killed") as repo:
         here = holder(repo)
-        name, small = name_at(repo, here), name_at(repo, here, "small")
+        name, small = "m", "small"
+        secured(repo)
         repo.save(name, {"a": BIG["a"]}, metadata={"n": 1})
         repo.save(name, BIG, graph=GRAPH, quality=0.5, metadata={"n": 2})
         repo.retire(f"{name}@1")
@@ -197,28 +194,23 @@ def a_killed_shard_comes_back(cluster: Cluster) -> None:
         with pytest.raises(ModelNotFoundError, match="was retired"):
             repo.load(f"{name}@1")
         assert repo.save(name, BIG).ref == ModelRef(name, 3)
-        for shard in repo._session.shards:
-            repo._session.call(shard, ShardCalls.check())
+        check(repo)
         assert not repo.verify(), repo.verify()
         retire_all(repo)
 
 
-def bytes_of_other_homes_come_back(cluster: Cluster) -> None:
+def one_shard_after_another_is_killed(cluster: Cluster) -> None:
     del cluster
-    with repository("homes") as repo:
-        here = holder(repo)
-        away = next(s for s in repo._session.shards if s != here)
-        parent, child = name_at(repo, here), name_at(repo, away)
-        repo.save(parent, BIG)
-        repo.save(child, {**BIG, "c": np.ones(3)}, parent=parent)
-        kill(repo, here)
-        repo.stats()  # asks until it answers
-        repo.retire(parent)
-        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
-        kill(repo, here)
-        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
-        kill(repo, away)
-        assert same(repo.load(child), {**BIG, "c": np.ones(3)})
+    with repository("turns") as repo:
+        secured(repo)
+        repo.save("parent", BIG)
+        repo.save("child", {**BIG, "c": np.ones(3)}, parent="parent")
+        for turn in (0, 1, 2, 0):
+            kill(repo, turn)
+            assert same(repo.load("child"), {**BIG, "c": np.ones(3)}), turn
+            if turn == 0 and repo.models("parent"):
+                repo.retire("parent")
+            secured(repo)
         retire_all(repo)
 
 
@@ -226,6 +218,7 @@ def many_versions_come_back_again_and_again(cluster: Cluster) -> None:
     del cluster
     with repository("many") as repo:
         here = holder(repo)
+        secured(repo)
         expected: dict[ModelRef, dict[str, Any]] = {}
         for i in range(60):
             tensors = {"a": np.full(10_000 if i % 5 else 100, i), "s": np.arange(i % 7), "b": BIG["a"]}
@@ -235,7 +228,9 @@ def many_versions_come_back_again_and_again(cluster: Cluster) -> None:
                 repo.retire(gone)
                 del expected[gone]
             if i in (20, 40):
+                secured(repo)
                 kill(repo, here if i == 20 else (here + 1) % 3)
+        secured(repo)
         kill(repo, here)
         assert repo.models() == sorted(expected)
         assert all(same(repo.load(ref), tensors) for ref, tensors in expected.items())
@@ -254,9 +249,8 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
         for count in (2, 3):
             repo.scale(shards=count)
             for shard in list(repo._session.shards):
-                backup_of(repo, shard)
+                secured(repo)
                 kill(repo, shard)
-                repo.stats()  # asks until it answers
                 for i, ref in enumerate(refs):
                     assert same(repo.load(ref), {**BIG, "a": BIG["a"] + i}), (count, shard, ref)
         retire_all(repo)
@@ -265,38 +259,69 @@ def copies_follow_a_change_of_shards(cluster: Cluster) -> None:
 # ---- phase (of the copy) x event ----------------------------------------------------------------------
 
 
-def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
-    """Make a shard's process end at the first copy of a commit: of its own, or of the one that it is to keep."""
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_sending(when: str) -> Callable[[Any], None]:
+    """Make a shard's process end at the first save that it sends copies of."""
 
     def change(self: Any) -> None:
-        def die() -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        replication, replica_store = self.parts[Securing]._replication, self.parts[ReplicaStore]
-        where, method = (replication._peers, "ask") if ours else (replica_store, "put_in_replica")
-        real = getattr(where, method)
+        copies, proposals = self.parts[Copies], self.parts[Writes]._proposals
+        real, channels, proposed = copies.sent, copies._shards, proposals._asked
 
         async def deadly(*arguments: Any) -> Any:
-            if ours and arguments[1].remote not in (ShardCalls.put_in_replica, ShardCalls.secure):
-                return await real(*arguments)
             if when == "before":
                 die()
-            if when == "during" and ours:
-                replication._peers.post(*arguments[:2])
+            answer = await real(*arguments)
+            if when == "after":
                 die()
-            if when == "during":
-                granted = replica_store._copying._granted
+            return answer
 
-                async def last(*given: Any) -> Any:
-                    await granted(*given)
-                    die()
+        class Asked:
+            def __getitem__(self, shard: int) -> Any:
+                return self
 
-                replica_store._copying._granted = last
+            async def ask(self, call: Any, timeout: float) -> Any:
+                asking = [asyncio.ensure_future(channels[shard].ask(call, timeout)) for shard in copies._state.backups]
+                await asyncio.sleep(0)
+                die()
+                return asking
+
+        async def decided(*arguments: Any) -> Any:
+            await proposed(*arguments)
+            die()
+
+        copies.sent = deadly
+        if when == "during":
+            copies._shards = Asked()
+        if when == "at the commit":
+            proposals._asked = decided
+
+    return change
+
+
+def die_keeping(when: str) -> Callable[[Any], None]:
+    """Make a shard's process end at the first copy that it is to keep."""
+
+    def change(self: Any) -> None:
+        copies = self.parts[Copies]
+        real, take = copies._kept, copies._take
+
+        async def deadly(*arguments: Any) -> Any:
+            if when == "before":
+                die()
             answer = await real(*arguments)
             die()
             return answer
 
-        setattr(where, method, deadly)
+        def last(*arguments: Any) -> None:
+            take(*arguments)
+            die()
+
+        copies._kept = deadly
+        if when == "during":
+            copies._take = last
 
     return change
 
@@ -304,20 +329,18 @@ def die_at_put(when: str, ours: bool) -> Callable[[Any], None]:
 def home_killed(when: str) -> Callable[[Cluster], None]:
     def scenario(cluster: Cluster) -> None:
         del cluster
-        with repository(f"home-{when}") as repo:
+        with repository(f"home-{when.replace(' ', '-')}") as repo:
             here = holder(repo)
-            name = name_at(repo, here)
-            repo.save(name, {"a": BIG["a"]})
-            patch(repo, here, die_at_put(when, ours=True))
+            secured(repo)
+            repo.save("m", {"a": BIG["a"]})
+            patch(repo, here, die_sending(when))
             with pytest.raises(ShardUnavailableError):
-                repo.save(name, BIG, timeout=30)
-            repo.load(f"{name}@1")
-            known = repo.models()
-            assert known in ([ModelRef(name, 1)], [ModelRef(name, 1), ModelRef(name, 2)]), known
-            assert when != "before" or len(known) == 1, known
-            assert when != "after" or len(known) == 2, known
-            assert len(known) == 1 or same(repo.load(known[1]), BIG)
-            assert repo.save(name, BIG).ref == ModelRef(name, 3)
+                repo.save("m", BIG, timeout=30)
+            repo.load("m@1")
+            expected = [ModelRef("m", 1), ModelRef("m", 2)][: 2 if when == "at the commit" else 1]
+            assert repo.models() == expected
+            assert len(expected) == 1 or same(repo.load("m@2"), BIG)
+            assert repo.save("m", BIG).ref == ModelRef("m", len(expected) + 1)
             retire_all(repo)
 
     return scenario
@@ -328,47 +351,34 @@ def backup_killed(when: str) -> Callable[[Cluster], None]:
         del cluster
         with repository(f"backup-{when}") as repo:
             here = holder(repo)
-            name = name_at(repo, here)
-            repo.save(name, {"a": BIG["a"]})
-            patch(repo, backup_of(repo, here), die_at_put(when, ours=False))
-            assert repo.save(name, BIG, timeout=60).ref == ModelRef(name, 2)
-            backup_of(repo, here)
+            secured(repo)
+            repo.save("m", {"a": BIG["a"]})
+            patch(repo, backup_of(repo, here), die_keeping(when))
+            assert repo.save("m", BIG, timeout=60).ref == ModelRef("m", 2)
+            secured(repo)
             kill(repo, here)
-            assert same(repo.load(name), BIG)
+            assert same(repo.load("m"), BIG)
             retire_all(repo)
 
     return scenario
-
-
-def a_holder_elsewhere_is_killed(cluster: Cluster) -> None:
-    """The bytes are at one shard, the home is another: the first is killed while the second commits."""
-    del cluster
-    with repository("elsewhere") as repo:
-        here = holder(repo)
-        away = next(s for s in repo._session.shards if s != here)
-        name = name_at(repo, away)
-        patch(repo, here, die_at_put("before", ours=True))
-        with pytest.raises(ShardUnavailableError):
-            repo.save(name, BIG, timeout=30)
-        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S)
-        assert repo.models() == []
-        assert same(repo.load(repo.save(name, BIG).ref), BIG)
-        retire_all(repo)
 
 
 def an_idle_backup_is_killed(cluster: Cluster) -> None:
     del cluster
     with repository("idle") as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        repo.save(name, BIG)
+        secured(repo)
+        repo.save("m", BIG)
         for _ in range(2):
-            backup = backup_of(repo, here)
-            kill(repo, backup)
-            eventually(lambda: sum(s.bytes_replicated for s in repo.stats().shards) > BIG["b"].nbytes, "told again")
-        backup_of(repo, here)
+            kill(repo, backup_of(repo, here))
+            eventually(
+                lambda: sum(s.bytes_replicated for s in repo.stats().shards) >= BIG["b"].nbytes,
+                "copied again",
+                ignoring=(ShardUnavailableError,),
+            )
+        secured(repo)
         kill(repo, here)
-        assert same(repo.load(name), BIG)
+        assert same(repo.load("m"), BIG)
         retire_all(repo)
 
 
@@ -376,14 +386,15 @@ def both_are_killed(cluster: Cluster) -> None:
     del cluster
     with repository("both") as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        repo.save(name, BIG)
-        kill(repo, here, backup_of(repo, here))
-        with pytest.raises(ModelLostError, match=f"^{name}@1 is lost: "):
-            repo.load(name)
-        assert repo.save(name, BIG).ref == ModelRef(name, 2)
+        backup = backup_of(repo, here)
+        repo.save("m", BIG)
+        kill(repo, here, backup)
+        with pytest.raises(ModelLostError, match=r"^m@1 is lost: "):
+            repo.load("m")
+        secured(repo)
+        assert repo.save("m", BIG).ref == ModelRef("m", 2)
         kill(repo, here)
-        assert same(repo.load(name), BIG)
+        assert same(repo.load("m"), BIG)
         retire_all(repo)
 
 
@@ -391,41 +402,45 @@ def no_backup_answers(cluster: Cluster) -> None:
     del cluster
     with repository("silent") as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        repo.save(name, {"a": BIG["a"]})
+        secured(repo)
+        repo.save("m", {"a": BIG["a"]})
         stopped = [process(repo, s) for s in repo._session.shards if s != here]
         for victim in stopped:
             stand_still(victim)
-        message = f"shard {here}: expected copies on other shards before the commit; shard "
         try:
-            with pytest.raises(ShardUnavailableError, match=message):
-                repo.save(name, BIG, timeout=4)
+            with pytest.raises(ShardUnavailableError, match="to keep copies of save"):
+                repo.save("m", BIG, timeout=4)
         finally:
             for victim in stopped:
                 victim.resume()
-        assert repo.models(name) == [ModelRef(name, 1)]
-        assert repo.save(name, BIG).ref == ModelRef(name, 3)
+        assert repo.models("m") == [ModelRef("m", 1)]
+        assert repo.save("m", BIG).ref == ModelRef("m", 2)
         retire_all(repo)
 
 
 # ---- nodes --------------------------------------------------------------------------------------------
 
 
+def save_there(repository: str, node: str, name: str, durability: str = "memory") -> None:
+    """Save from a process on a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=1)
+    def made_there() -> None:
+        with Repository.connect(repository) as client:
+            client.save(name, {**BIG, "a": BIG["a"] - 1}, durability=durability)  # pyright: ignore
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.get(made_there.options(scheduling_strategy=there).remote(), timeout=60)
+
+
 def a_node_is_lost(cluster: Cluster) -> None:
-    """With replicas: a node that is no driver's goes, and another one later; then one comes."""
+    """With replicas: a node that is no driver's goes."""
     with repository("node") as repo:
+        secured(repo)
         refs = [repo.save(f"node/{i}", {**BIG, "a": BIG["a"] + i}, graph=GRAPH).ref for i in range(6)]
         far = holder_on_another_node(repo)
-
-        @ray.remote(num_cpus=1)
-        def made_there() -> None:
-            with Repository.connect("node") as client:
-                client.save("there", {**BIG, "a": BIG["a"] - 1})
-
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        there = NodeAffinitySchedulingStrategy(node_of(repo, far), soft=False)
-        ray.get(made_there.options(scheduling_strategy=there).remote(), timeout=60)
+        save_there("node", node_of(repo, far), "there")
         assert stat(repo, far).bytes_memory >= BIG["b"].nbytes
         end_node(cluster, node_of(repo, far))
         for i, ref in enumerate(refs):
@@ -433,79 +448,71 @@ def a_node_is_lost(cluster: Cluster) -> None:
         assert same(repo.load("there", timeout=90), {**BIG, "a": BIG["a"] - 1})
         assert repo.save("after", BIG, timeout=90).ref == ModelRef("after", 1)
         assert sorted(repo.models()) == sorted([*refs, ModelRef("there", 1), ModelRef("after", 1)])
-        for shard in repo._session.shards:
-            backup_of(repo, shard)
+        secured(repo)
         retire_all(repo)
 
 
 def a_node_is_lost_with_a_path(cluster: Cluster) -> None:
-    """Without replicas, with a path: what is on it survives the node, what was not is lost by name."""
+    """Without replicas, with a path: what is on it survives the node."""
     with tempfile.TemporaryDirectory() as path, repository("disk", replicas=1, path=path) as repo:
         far = holder_on_another_node(repo)
-        home = name_at(repo, far)
-        repo.save(home, BIG, durability="disk")
-        repo.save(name_at(repo, far, "flushed"), BIG)
+        save_there("disk", node_of(repo, far), "durable", "disk")
+        save_there("disk", node_of(repo, far), "flushed")
         repo.flush()
+        assert stat(repo, far).bytes_memory >= BIG["b"].nbytes
         end_node(cluster, node_of(repo, far))
-        assert same(repo.load(home, timeout=90), BIG)
-        assert same(repo.load(name_at(repo, far, "flushed"), timeout=90), BIG)
-        assert repo.save(home, BIG, timeout=90).ref == ModelRef(home, 2)
+        for name in ("durable", "flushed"):
+            assert same(repo.load(name, timeout=90), {**BIG, "a": BIG["a"] - 1})
+        assert repo.save("durable", BIG, timeout=90).ref == ModelRef("durable", 2)
 
 
 def with_a_path_only_what_waits_is_replicated(cluster: Cluster) -> None:
     del cluster
     with tempfile.TemporaryDirectory() as path, repository("both-ways", path=path) as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        repo.save(name, BIG)
+        secured(repo)
+        repo.save("m", BIG)
         repo.flush()
         eventually(lambda: not any(s.bytes_replicated for s in repo.stats().shards), "on disk, so not replicated")
         patch(repo, here, hold_the_disk)
-        repo.save(name, {**BIG, "a": BIG["a"] * 2})
+        repo.save("m", {**BIG, "a": BIG["a"] * 2})
         assert sum(s.bytes_replicated for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
-        assert same(repo.load(f"{name}@1"), BIG)
-        assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
+        assert same(repo.load("m@1"), BIG)
+        assert same(repo.load("m"), {**BIG, "a": BIG["a"] * 2})
         repo.flush()
         assert not repo.verify(), repo.verify()
         kill(repo, here)
-        assert same(repo.load(name), {**BIG, "a": BIG["a"] * 2})
+        assert same(repo.load("m"), {**BIG, "a": BIG["a"] * 2})
 
 
-def a_shard_is_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
+def shard_and_catalog_are_killed_between_a_file_and_its_manifest(cluster: Cluster) -> None:
     del cluster
     with tempfile.TemporaryDirectory() as path, repository("between", path=path) as repo:
         here = holder(repo)
-        name = name_at(repo, here)
-        backup_of(repo, here)
-        patch(repo, here, hold_manifests)
-        repo.save(name, BIG)
+        secured(repo)
+        catalog = ray.get_actor(f"{repo.name}/catalog", namespace="tensorvine")
+        pid = ray.get(catalog.__ray_call__.remote(hold_manifests), timeout=30)
+        repo.save("m", BIG)
         eventually(lambda: any(Path(path).glob("segments/*.arrow")), "the tensors are on disk")
         eventually(lambda: stat(repo, here).bytes_disk > 0, "the shard knows it")
-        patch(repo, here, tell_the_replica)
-        assert sum(s.bytes_replicated for s in repo.stats().shards) >= BIG["a"].nbytes
         kill(repo, here)
-        assert same(repo.load(name), BIG)
+        os.kill(pid, signal.SIGKILL)
+        assert same(repo.load("m"), BIG)
         repo.flush()
         eventually(lambda: not any(s.bytes_replicated for s in repo.stats().shards), "its manifest is on disk")
         assert not repo.verify(), repo.verify()
 
 
-def hold_manifests(self: Any) -> None:
-    """Let no manifest reach the disk any more in this incarnation of a shard."""
-    self.parts[Files]._history.persister.archive.write_manifest = lambda *_: threading.Event().wait(3600)
-
-
-def tell_the_replica(self: Any) -> None:
-    """Have the backups told what may go, now."""
-    replication = self.parts[Securing]._replication
-    for backup in replication._replica_set.backups:
-        replication._keep_up(backup)
+def hold_manifests(self: Any) -> int:
+    """Let no manifest reach the disk any more in this process of the catalog; return its id."""
+    self._context.archive.write_manifest = lambda *_: threading.Event().wait(3600)
+    return os.getpid()
 
 
 def hold_the_disk(self: Any) -> None:
     """Let nothing reach the disk any more in this incarnation of a shard."""
-    self.parts[Files]._history.persister._write = lambda job: threading.Event().wait(3600)
+    self.parts[Writes]._history._archive.write_segment = lambda *_: threading.Event().wait(3600)
 
 
 def holder_on_another_node(repo: Repository) -> int:
@@ -524,17 +531,19 @@ SCENARIOS: dict[str, Callable[[Cluster], None]] = {
     "start is checked": start_is_checked,
     "each version is on two nodes": each_version_is_on_two_nodes,
     "a killed shard comes back": a_killed_shard_comes_back,
-    "bytes of other homes come back": bytes_of_other_homes_come_back,
+    "one shard after another is killed": one_shard_after_another_is_killed,
     "many versions come back again and again": many_versions_come_back_again_and_again,
     "copies follow a change of shards": copies_follow_a_change_of_shards,
     **{f"home killed {when} its copy": home_killed(when) for when in ("before", "during", "after")},
+    "home killed at the commit": home_killed("at the commit"),
     **{f"backup killed {when} a copy": backup_killed(when) for when in ("before", "during", "after")},
-    "a holder elsewhere is killed": a_holder_elsewhere_is_killed,
     "an idle backup is killed": an_idle_backup_is_killed,
     "both are killed": both_are_killed,
     "no backup answers": no_backup_answers,
     "with a path only what waits is replicated": with_a_path_only_what_waits_is_replicated,
-    "a shard is killed between a file and its manifest": a_shard_is_killed_between_a_file_and_its_manifest,
+    "shard and catalog are killed between a file and its manifest": (
+        shard_and_catalog_are_killed_between_a_file_and_its_manifest
+    ),
     "a node is lost": a_node_is_lost,
     "a node is lost with a path": a_node_is_lost_with_a_path,
 }
