@@ -368,6 +368,8 @@ class Reader:
         except (ShardUnavailableError, OperationTimeoutError) as exc:
             if wish.transport != AUTO or wish.deadline.passed or isinstance(exc, EngineStoppedError):
                 raise
+            if isinstance(exc, OperationTimeoutError):  # of a part of the time: it may answer by now, without the bytes
+                raise _AwayError(str(exc)) from exc
             for shard in {where[entry.segment] for entry in far.values()}:
                 self._check_answers(shard, wish)
             raise
