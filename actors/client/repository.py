@@ -160,7 +160,7 @@ class Repository(Deployment):
             durability: `"memory"` commits the version when the shards hold the version in memory. If the repository has
                 a path, the version is then written to disk in the background. `"disk"` commits the version when the
                 version is on disk and synced. No client sees the version before the commit.
-            timeout: Seconds for the whole save, including the wait for earlier saves of this client.
+            timeout: Seconds for the whole save, including the wait for earlier saves of this thread.
 
         Returns:
             The new version, and the numbers of bytes written and inherited.

@@ -2,7 +2,7 @@
 
 Rules
 - A save whose caller waits is carried out by the caller's thread, so threads save side by side. It is queued where
-  saves are waiting that did not: those of one thread come in their order.
+  saves of this thread are waiting that did not: those of one thread come in their order.
 - A save that does not wait is copied before it is queued: into memory of the shard where some is `reserved`,
   else into a buffer of this process (`staging`). Training waits for this one copy and for no message.
 - One thread carries queued saves out, in their order. For a few seconds after each, and at first
@@ -87,8 +87,8 @@ class Saves:
         self._thread: threading.Thread | None = None
         self._apart: set[threading.Thread] = set()
         """Those of saves whose tensors other processes bring."""
-        self._last: PendingSave | None = None
-        """Of those that were queued."""
+        self._queued = threading.local()
+        """`last` is the last save that each thread queued."""
         self._here: set[PendingSave] = set()
         """Those that their callers carry out."""
         self._lock = threading.Lock()
@@ -117,7 +117,8 @@ class Saves:
         self._opened.check()
         pending = PendingSave(request.name, request.deadline, self._session.give_up)
         try:
-            if until == "committed" and request.bring is None and (self._last is None or self._last.done()):
+            last: PendingSave | None = getattr(self._queued, "last", None)
+            if until == "committed" and request.bring is None and (last is None or last.done()):
                 self._save_here(pending, request)
                 return pending
             self._queue_it(_Work(pending, request, again=until != "committed"))
@@ -158,7 +159,7 @@ class Saves:
                 self._run_apart(work)
             else:
                 self._queue.put(work)
-                self._last = work.pending
+                self._queued.last = work.pending
                 self._run()
 
     def close(self, deadline: Deadline = NEVER) -> None:

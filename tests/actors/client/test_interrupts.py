@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tensorvine.actors import Repository
 from tensorvine.actors.client.save.pending import PendingSave
-from tensorvine.actors.client.save.request import SaveRequest
+from tensorvine.actors.client.save.request import Saved, SaveRequest
 from tensorvine.actors.client.save.saver import Saver
 from tensorvine.actors.client.session import Session
 from tensorvine.actors.memory import copying
@@ -75,8 +75,8 @@ class Held:
                 held.once = True
                 self.began.set()
                 assert self.go_on.wait(PATIENCE_S)
-            elif not threading.current_thread().name.startswith(threads) and threads is HELPERS:
-                assert self.began.wait(PATIENCE_S)  # the helper has its share
+            elif threading.current_thread().name.startswith(HELPERS[0]) != (threads is HELPERS):
+                assert self.began.wait(PATIENCE_S)  # both have their shares
             true(target, source)
 
         monkeypatch.setattr(copying.np, "copyto", copyto)
@@ -231,12 +231,17 @@ class TestDeadlines:
         client.save("next", {"w": np.ones(3)})
         assert names(client) == ["first", "next"]
 
+    @pytest.mark.parametrize("queued", [False, True])
     def test_a_save_does_not_wait_for_that_of_another_thread(
-        self, client: Repository, monkeypatch: pytest.MonkeyPatch
+        self, client: Repository, monkeypatch: pytest.MonkeyPatch, queued: bool
     ) -> None:
+        def save_slowly() -> Saved:
+            ones = {"a": np.ones(LENGTH, np.uint8)}
+            return client.save_async("slow", ones).committed() if queued else client.save("slow", ones)
+
         with monkeypatch.context() as patch, ThreadPoolExecutor(1, "slow") as threads:
-            held = Held(patch, ("slow",))
-            slow = threads.submit(client.save, "slow", {"a": np.ones(LENGTH, np.uint8)})
+            held = Held(patch, SAVE_THREAD if queued else ("slow",))
+            slow = threads.submit(save_slowly)
             assert held.began.wait(PATIENCE_S)
             client.save("m", {"w": np.ones(3)})
             assert not slow.done()
