@@ -50,7 +50,8 @@ class TestASecond:
             for step in batch:
                 name, host = names[step], ground.host()
                 if "begin" in step:  # the saver does not know the parent's table yet
-                    ground.settle([ground.save(r, name, ground.host()) for r in ground.records], certain=True)
+                    other = ground.host()
+                    ground.settle([ground.save(r, name, other) for r in ground.records], certain=True)
                 begun += ground.begin_until(step, lambda r: ground.save(r, name, host))  # noqa: B023
             for step in LOAD if batch is BATCHES[0] else ():
                 host = ground.host()
