@@ -256,13 +256,11 @@ class Patching:
         if not isinstance(base, ModelRef):
             return {name: _Base(base[name], None) for name in far if name in base}
         try:
-            located = self._reader.located(base, load.transport, load.deadline)
-            before = self._catalog.table(base, located.body)
+            before = self._table_of(load, base)
         except (ModelNotFoundError, ModelLostError):
             for _ in far:
                 self._meter.fell_back(RETIRED, load.what)
             return {}
-        load.where.update((segment, place[0]) for segment, place in located.places.items())
         usable = {name: before[name] for name in far if name in before and self._fits(load, far[name], before[name])}
         hashes = self._hashes(load, {entry.segment for entry in usable.values()})
         found = {name: _Base(_hash(hashes, e), (e.segment, e.slot)) for name, e in usable.items()}
@@ -270,6 +268,17 @@ class Patching:
             if not each.content:
                 self._meter.fell_back(GONE, load.what)
         return {name: each for name, each in found.items() if each.content}
+
+    def _table_of(self, load: _Load, base: ModelRef) -> Mapping[str, TensorEntry]:
+        """Return the table of a base, and learn where it is; one that is known need not exist any more."""
+        try:
+            located = self._reader.located(base, load.transport, load.deadline)
+        except (ModelNotFoundError, ModelLostError):
+            if self._catalog.known(base.name, base.version) is None:
+                raise
+            return self._catalog.table(base, None)
+        load.where.update((segment, place[0]) for segment, place in located.places.items())
+        return self._catalog.table(base, located.body)
 
     def _fits(self, load: _Load, new: TensorEntry, old: TensorEntry) -> bool:
         """Return whether a shard can make a patch from one tensor to another."""
