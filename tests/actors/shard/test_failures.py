@@ -88,6 +88,19 @@ def deadly(repo: Repository, method: str, monkeypatch: pytest.MonkeyPatch, *, ca
         monkeypatch.setattr(Session, way, killing(way))
 
 
+def is_lost(repo: Repository, ref: ModelRef) -> None:
+    """Wait until a version is lost by name: the memory of a shard that died may stay mapped until its next process."""
+
+    def named() -> bool:
+        try:
+            repo.load(ref)
+        except ModelLostError as exc:
+            return "only in the memory of a shard that died" in str(exc)
+        return False
+
+    eventually(named, f"{ref} to be lost")
+
+
 def nothing_left(repo: Repository) -> bool:
     try:
         stats = repo.stats()
@@ -186,7 +199,10 @@ class TestClientKilledDuringASave:
             for ref in repo.models():
                 assert all(np.array_equal(repo.load(ref)[k], v) for k, v in BIG.items())
                 repo.retire(ref)
-        eventually(lambda: nothing_left(repo), "nothing left of the save", timeout=PROMPT_S)
+        # a client that no shard knows yet is given up when its session at the catalog runs out
+        eventually(
+            lambda: nothing_left(repo), "nothing left of the save", timeout=100 if phase == "begin" else PROMPT_S
+        )
         assert repo.models() == []
 
     @pytest.mark.parametrize(("phase", "when", "closes"), STOPPED)
@@ -258,7 +274,7 @@ class TestShardKilled:
         try:
             saved = repo.save(name, BIG)
         except (ShardUnavailableError, OperationTimeoutError) as exc:
-            assert "shard-0" in str(exc) or "session ended" in str(exc)  # noqa: PT017  success is legal too
+            assert "shard-0" in str(exc) or "shard 0" in str(exc)  # noqa: PT017  success is legal too
         else:
             assert np.array_equal(repo.load(saved.ref)["b"], BIG["b"])
             repo.retire(saved.ref)
@@ -271,8 +287,7 @@ class TestShardKilled:
         repo.stats()
         deadly(repo, "commit", monkeypatch, carried_out=True)
         saved = repo.save(name, BIG)
-        with pytest.raises(ModelLostError, match="only in the memory of a shard that died"):
-            repo.load(saved.ref)
+        is_lost(repo, saved.ref)
         eventually(lambda: nothing_left(repo), "nothing left of the lost version", timeout=PROMPT_S)
         again = repo.save(name, BIG)
         assert np.array_equal(repo.load(again.ref)["b"], BIG["b"])
@@ -304,8 +319,7 @@ class TestShardKilled:
         repo.save(name, BIG)
         held = repo.load(name)
         kill_shard(repo, 0)
-        with pytest.raises(ModelLostError):
-            repo.load(name)
+        is_lost(repo, ModelRef(name, 1))
         assert all(np.array_equal(held[k], v) for k, v in BIG.items())
 
 
