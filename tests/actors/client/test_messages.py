@@ -44,6 +44,12 @@ def repo(room: CatalogRoom, wire: Wire) -> Iterator[Repository]:
     with clients(room) as (client,):
         client.save("warm", LARGE)
         client.save("warm2", SMALL)
+
+        def knows_all() -> bool:
+            client._session.refresh()
+            return len(client._session.nodes) == len(client.shards)
+
+        eventually(knows_all, "all shards have reported")
         yield client
 
 

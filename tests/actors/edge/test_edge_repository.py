@@ -35,8 +35,12 @@ def start(server: RedisServer, **options: Any) -> Repository:
 
 
 def name_at(repo: Repository, shard: int) -> str:
-    """Return a name that is saved in `shard`."""
-    return next(n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard)
+    """Return a name that is saved in `shard`, once the client has heard of that."""
+
+    def found() -> str | None:
+        return next((n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard), None)
+
+    return eventually(found, f"a name of shard {shard}")
 
 
 def kill_shard(repo: Repository, shard: int) -> None:
