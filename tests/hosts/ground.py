@@ -203,9 +203,10 @@ class Ground:
             answer = operation if isinstance(operation, Future) else operation.answer
             if gate.wait(lambda asked=answer: not asked.done(), TIMEOUT_S):
                 self.reached.add(gate.step)
+                self._stopped.append(gate)
             else:
                 all_came = False
-            self._stopped.append(gate)
+                gate.open()  # no other operation is to stop there
         return all_came
 
     def cut_for(self, links: Iterable[Link], seconds: float) -> None:
