@@ -261,6 +261,9 @@ class TestShardKilled:
         with contextlib.suppress(ShardUnavailableError, OperationTimeoutError):
             if phase == "retire":
                 repo.retire(kept)
+            elif phase == "begin":
+                with Repository.connect(repo.name) as other:  # who does not know the parent yet
+                    made = other.save(name, tensors(2), durability="disk").ref
             else:
                 made = repo.save(name, tensors(2), durability="disk").ref
         assert fatal.is_set()
