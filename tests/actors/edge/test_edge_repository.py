@@ -37,8 +37,8 @@ def start(server: RedisServer, **options: Any) -> Repository:
 def name_at(repo: Repository, shard: int) -> str:
     """Return a name that is saved in `shard`, once the client has heard of that."""
 
-    def found() -> str | None:
-        return next((n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard), None)
+    def found() -> str:
+        return next((n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard), "")
 
     return eventually(found, f"a name of shard {shard}")
 
