@@ -22,9 +22,6 @@ from tensorvine.actors.engine.dask.engine import DaskEngine
 from tensorvine.actors.engine.engine import Engine, Lifetime
 from tensorvine.actors.engine.ray import engine as engine_ray
 from tensorvine.actors.engine.ray.engine import RayEngine
-from tensorvine.actors.planner.planner import Planner, Topology
-from tensorvine.actors.rpc.messages import ShardConfig, actor_name, planner_name
-from tensorvine.actors.shard.shard import Shard
 from tensorvine.store.errors import (
     ModelLostError,
     ModelNotFoundError,
@@ -373,24 +370,17 @@ def test_a_head_that_does_not_answer_is_an_error_of_the_tree(asked, monkeypatch)
 
 @pytest.fixture
 def on_dask(dask: DaskEngine) -> Iterator[Repository]:
-    """A repository of two shards."""
-    engine, name = dask, f"dask-{uuid.uuid4().hex[:6]}"
-    topology = Topology(name, (0, 1), "test")
-    engine.spawn(Planner, planner_name(name), {"engine": engine, "topology": topology})
-    for index in topology.shards:
-        config = ShardConfig(
-            repository=name, index=index, shards=topology.shards, capacity=16 << 20, preallocate_bytes=0, session_s=60.0
-        )
-        engine.spawn(Shard, actor_name(name, index), {"engine": engine, "config": config})
-    with Repository(engine, name) as repository:
+    """A repository of two shards, both of which the client knows."""
+    options: dict[str, Any] = {"shards": 2, "store_bytes": 16 << 20, "preallocate_bytes": 0}
+    with Repository.start(f"dask-{uuid.uuid4().hex[:6]}", engine="dask", **options) as repository:
+        names = [f"m-{i}" for i in range(20)]
+        eventually(lambda: len({repository._session.near(name) for name in names}) == 2, "both shards are known")
         yield repository
-    for actor in (*(actor_name(name, index) for index in topology.shards), planner_name(name)):
-        engine.kill(actor)
 
 
-def name_with_home(repository: Repository, home: int, prefix: str) -> str:
+def name_near(repository: Repository, shard: int, prefix: str) -> str:
     names = (f"{prefix}-{i}" for i in range(100))
-    return next(name for name in names if repository._session.near(name) == home)
+    return next(name for name in names if repository._session.near(name) == shard)
 
 
 def graph_of(units: int) -> ModelGraph:
@@ -408,7 +398,7 @@ LARGE = np.random.default_rng(2).random((3, 1 << 18), np.float32)  # 3 MiB
 
 
 def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
-    parent, child = name_with_home(on_dask, 0, "parent"), name_with_home(on_dask, 1, "child")
+    parent, child = name_near(on_dask, 0, "parent"), name_near(on_dask, 1, "child")
     head = np.ones(10, np.float32)
     shards = [on_dask._session.connection(index).hello.pid for index in (0, 1)]
     assert len({os.getpid(), *shards}) == 3
@@ -458,7 +448,7 @@ def test_a_wait_on_a_shard_on_dask_is_woken_by_a_save(on_dask):
 
 
 def test_a_shard_on_dask_that_is_killed_is_started_again_and_serves(on_dask):
-    name = name_with_home(on_dask, 0, "kept")
+    name = name_near(on_dask, 0, "kept")
     on_dask.save(name, {"w": np.zeros(4, np.float32)})
     before = on_dask._session.connection(0).hello.pid
     os.kill(before, signal.SIGKILL)
