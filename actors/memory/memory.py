@@ -293,6 +293,7 @@ def seal_size(fd: int) -> None:
 
 
 def file_id(fd: int) -> FileId:
+    """Return which file a descriptor is of: its device and inode."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
