@@ -16,11 +16,10 @@ from tensorvine.store.errors import ForeignRepositoryError, TensorVineError
 from tests.support.other_user import OTHER, needs_root
 
 ADA = Owner("ada", 1000, "node-7")
-OLDER = (
+OWNERLESS = (
     '{"repository": "default", "shards": [0, 1], "started_by": "starter", "path": null, "replicas": 1, "version": 3,'
-    ' "first": 2, "tags": {"2": 7}, "gone": {"0": [1, 2]}, "former": [], "leaving": []}'
+    ' "used": 2, "leaving": [1]}'
 )
-"""What a planner of an earlier version wrote down."""
 HERE = "import os, sys; from tensorvine.planner.owner import Owner; os.seteuid(int(sys.argv[1])); print(Owner.here())"
 
 
@@ -59,11 +58,11 @@ def test_an_unknown_owner_keeps_nobody_off() -> None:
 
 def test_the_owner_stays_through_changes_and_restarts() -> None:
     before = Topology("default", (0, 1), "starter", owner=ADA)
-    assert before.grown([7]).settled().warned((0,)).shrunk((0,)).owner == ADA
+    assert before.grown(1).draining((0,)).left((0,)).owner == ADA
     assert Topology.from_json(before.to_json()) == before
 
 
-def test_what_an_earlier_version_wrote_down_has_no_owner() -> None:
-    found = Topology.from_json(OLDER)
-    assert (found.owner, found.version, found.gone) == (None, 3, {0: (1, 2)})
+def test_a_topology_without_an_owner_belongs_to_nobody() -> None:
+    found = Topology.from_json(OWNERLESS)
+    assert (found.owner, found.version, found.leaving) == (None, 3, (1,))
     assert Topology.from_json(found.to_json()) == found

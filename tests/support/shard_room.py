@@ -22,6 +22,7 @@ from tensorvine.actors.rpc import channel, lease
 from tensorvine.actors.rpc.calls import Request as Call
 from tensorvine.actors.rpc.catalog_messages import Committed, Located, Proposal, Refused, Term
 from tensorvine.actors.rpc.messages import Disk, Filled, Handed, ShardConfig, actor_name, catalog_name
+from tensorvine.actors.rpc.ticker import Ticker
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.actors.shard.segment_memory import SegmentMemory
@@ -222,12 +223,24 @@ class Room:
     """A repository of real shards in this process."""
 
     def __init__(self) -> None:
+        self.tickers: list[Ticker] = []
+        self._recording = mock.patch.object(Ticker, "__init__", self._recorded(Ticker.__init__))
+        self._recording.start()
         self.engine = Engine()
         self.catalog = PlainCatalog()
         self.loops: list[Loops] = []
         self.shards: dict[int, Shard] = {}
         self.serials = 0
         self._host(catalog_name(REPOSITORY), self.catalog)
+
+    def _recorded(self, begin: Callable[..., None]) -> Callable[..., None]:
+        """Note the tickers of actors, which would go on as long as this process lives."""
+
+        def noted(ticker: Ticker, *arguments: Any) -> None:
+            begin(ticker, *arguments)
+            self.tickers.append(ticker)
+
+        return noted
 
     def _host(self, name: str, actor: object) -> None:
         loops = Loops()
@@ -260,6 +273,9 @@ class Room:
         self.catalog.open.set()
         for loops in self.loops:
             loops.stop()
+        self._recording.stop()
+        for ticker in self.tickers:
+            ticker.end()
 
     def send(self, call: Call[Any], shard: int = 0) -> concurrent.futures.Future[Any]:
         """Begin a call of a shard."""
