@@ -173,9 +173,9 @@ class Report:
         about = found["machine"] | found["versions"] | {"commit": found["commit"]}
         console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
         for title, lines in self.tables.items():
-            console.print(_table(title, [{key: _cell(key, value) for key, value in line.items()} for line in lines]))
+            console.print(table_of(title, [{key: _cell(key, value) for key, value in line.items()} for line in lines]))
         console.print(
-            _table(
+            table_of(
                 self.benchmark,
                 [
                     {
@@ -236,8 +236,9 @@ def spread(times: Sample | None) -> str:
     return f"{times.median / scale:.3g} {unit} [{times.low / scale:.3g}-{times.high / scale:.3g}]"
 
 
-def _table(title: str, lines: list[dict[str, str]]) -> Table:
-    table = Table(title=title)
+def table_of(title: str, lines: Sequence[dict[str, str]]) -> Table:
+    """Make a table of lines with equal keys; `_s` at the end of a heading is not shown."""
+    table = Table(title=title or None)
     for heading in lines[0] if lines else ():
         table.add_column(heading.removesuffix("_s"), no_wrap=True)
     for line in lines:

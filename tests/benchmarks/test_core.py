@@ -15,13 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command_line
 from benchmarks import nas
+from benchmarks.core.comparing import Verdict, change, changes
 from benchmarks.core.fleet import Fleet, seconds_of
-from benchmarks.core.measure import MIB, alternate, buffers_like, copying, memory_growth, sample
+from benchmarks.core.measure import MIB, Sample, alternate, buffers_like, copying, memory_growth, sample
 from benchmarks.core.models import (
     ATTN_FEATURES,
     Architecture,
@@ -39,7 +42,7 @@ from benchmarks.core.redis import PrefixWalk, RedisQueries, RedisServer, compact
 from benchmarks.core.report import Effort, Goal, Report
 from examples.nas.space import UNITS, AttnModel, AttnSpace
 
-CORE = ("measure", "report", "fleet", "models", "trainings")
+CORE = ("comparing", "measure", "report", "fleet", "models", "trainings")
 EXAMPLES = [*(f"core.{name}" for name in CORE), "checkpoint", "consumers", "elastic", "schedule"]
 """Modules whose docstrings have examples."""
 
@@ -343,7 +346,59 @@ def test_the_command_lists_the_benchmarks_with_what_they_measure() -> None:
     assert all(line[16:].strip() for line in lines)
 
 
-@pytest.mark.parametrize("arguments", [["unknown"], ["growth", "--slow"]])
+def result_of(commit: str, folder: Path, times: dict[str, Sample]) -> Path:
+    """Write the result file of a run."""
+    report = Report("calls")
+    for case, sampled in times.items():
+        report.add(case, sampled)
+    path = report.write(folder)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "commit": commit}))
+    return path
+
+
+def test_two_runs_are_compared_case_by_case(tmp_path: Path) -> None:
+    base = np.linspace(0.9, 1.1, 21)
+    cases = {"noise": 1.03, "slower": 1.2, "faster": 0.5}
+    before = result_of("1234567", tmp_path / "a", {case: sample(list(base)) for case in (*cases, "gone", "few")})
+    after = {case: sample(list(base * factor)) for case, factor in cases.items()} | {"few": sample([9.0, 9.1])}
+    result_of("89abcde", tmp_path / "b", after)
+    found = changes(before, tmp_path / "b")
+    assert {one.case: one.verdict.value for one in found} == {
+        **{case: case for case in cases},
+        "few": "too few samples",
+    }
+    slower = next(one for one in found if one.case == "slower")
+    assert slower.ratio == pytest.approx(1.2)
+    assert slower.low < slower.ratio < slower.high
+    shown = CliRunner().invoke(command_line.application(), ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert shown.exit_code == 0, shown.output
+    assert "before: commit 1234567" in shown.stdout
+    assert "1.20 [1." in shown.stdout
+
+
+@given(times=st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30), factor=st.floats(0.3, 3))
+def test_a_comparison_names_what_all_its_interval_shows(times: list[float], factor: float) -> None:
+    found = change("calls", "a", times, [factor * time for time in times])
+    back = change("calls", "a", [factor * time for time in times], times)
+    assert found.ratio == pytest.approx(factor)
+    assert found.low <= found.high
+    assert {found.verdict, back.verdict} != {Verdict.SLOWER}
+    if found.verdict is Verdict.SLOWER:
+        assert len(times) >= 5
+        assert factor > 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"benchmark": "calls"}', None])
+def test_what_is_no_result_cannot_be_compared(content: str | None, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    before = result_of("1234567", tmp_path / "a", {"a": sample([1.0])})
+    if content is not None:
+        (tmp_path / "b/calls.json").write_text(content)
+    arguments = ["compare", str(before), str(tmp_path / "b")]
+    assert CliRunner().invoke(command_line.application(), arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [["unknown"], ["growth", "--slow"], ["compare"], ["growth", "README.md"]])
 def test_the_command_refuses_unknown_words(arguments: list[str]) -> None:
     assert CliRunner().invoke(command_line.application(), arguments).exit_code == 2
 
