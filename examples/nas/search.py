@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -39,6 +40,8 @@ RunFunction = Callable[[RunningJob], Mapping[str, Any]]
 Line = Mapping[str, Any]
 TOLD = ("ref", "ancestor", "layers", "repository_s")
 """What a run function says of a candidate, besides the objective."""
+JOB = "job"
+"""Entry of a trial's configuration: the id of its job. Ray Tune's own ids are not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Evaluation:
         """Build the model of a job."""
         torch.set_num_threads(1)
         self._data = self._data or self._load(self._plan.data, self._plan.seed)
-        number = self._first + int(str(job.id).replace("_", ".").rpartition(".")[2])
+        number = self._first + int(str(job.id).rpartition(".")[2])
         torch.manual_seed(1_000_003 * self._plan.seed + number)
         features, classes = self._data[0].shape[1], int(self._data[2].max()) + 1
         return AttnModel(self._space, self._space.candidate(job), features, classes)
@@ -192,7 +195,7 @@ def with_tune(
 
     def trial(config: Mapping[str, Any]) -> None:
         job = RunningJob(parameters=dict(config))
-        job.id = tune.get_context().get_trial_id()
+        job.id = job.pop(JOB)
         result = run(job)
         metrics = {"objective": result["objective"], **result["metadata"]}
         if metrics.get("ref"):
@@ -217,18 +220,21 @@ class Evolving(Searcher):
     def __init__(self, evolution: AgedEvolution, callbacks: Sequence[Callback]) -> None:
         super().__init__(metric="objective", mode="max")
         self._evolution, self._callbacks = evolution, callbacks
-        self._asked: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
+        """Trial -> id and configuration of its job. The jobs are numbered from 0, as DeepHyper does."""
+        self._numbers = itertools.count()
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
         """Draw a candidate."""
-        self._asked[trial_id] = self._evolution.ask(1)[0]
-        return dict(self._asked[trial_id])
+        job, config = self._asked[trial_id] = f"0.{next(self._numbers)}", self._evolution.ask(1)[0]
+        return {**config, JOB: job}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Take what became of a candidate."""
         found = {"objective": "F_TuneError"} if error or result is None else result
         told = {name: found[name] for name in TOLD if name in found}
-        job = SimpleNamespace(id=trial_id, args=self._asked.pop(trial_id), objective=found["objective"], metadata=told)
+        name, config = self._asked.pop(trial_id)
+        job = SimpleNamespace(id=name, args=config, objective=found["objective"], metadata=told)
         for callback in self._callbacks:
             callback.on_done(job)
         self._evolution.tell([(job.args, job.objective)])
