@@ -92,8 +92,8 @@ class FileJob(MemoryJob):
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="nas-")))
         store = FileStore(server.socket, folder)
         opened.callback(store.close)
-        run = FileEvaluation(self.evaluation(plan, 0), server.socket, folder)
-        return run, [FileRetirement(store, plan.population)], store
+        evaluation = FileEvaluation(self.evaluation(plan, 0), server.socket, folder)
+        return lambda job: evaluation.run(job), [FileRetirement(store, plan.population)], store
 
     def finish(self, repo: Any, lines: Search) -> None:
         """Do nothing: files have no lineage."""
@@ -200,13 +200,13 @@ class FileCandidate(Candidate):
 
 
 class FileEvaluation:
-    """The run function of the baseline. A process connects once."""
+    """Evaluates the candidates of the baseline. A process connects once."""
 
     def __init__(self, evaluation: Evaluation, socket: str, folder: Path) -> None:
         self._evaluation, self._socket, self._folder = evaluation, socket, folder
         self._store: FileStore | None = None
 
-    def __call__(self, job: RunningJob) -> dict[str, Any]:
+    def run(self, job: RunningJob) -> dict[str, Any]:
         """Evaluate a candidate."""
         self._store = self._store or FileStore(self._socket, self._folder)
         with FileCandidate(self._store, f"nas/{job.id}", self._evaluation.build(job)) as candidate:
