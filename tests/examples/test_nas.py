@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -123,7 +124,7 @@ def test_a_search_that_is_killed_is_resumed(runner: str, tmp_path: Path) -> None
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
         refused, _ = search(tmp_path).communicate(timeout=LIMIT_S)
-        assert "use --resume to continue it" in " ".join(refused.split())
+        assert "use --resume to continue it" in " ".join(re.findall(r"[^\s│]+", refused))
         resumed = search(tmp_path, "--runner", runner, "--resume")
         output, _ = resumed.communicate(timeout=LIMIT_S)
         assert resumed.returncode == 0, output
