@@ -20,14 +20,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import ray
 from ConfigSpace import util
 from ConfigSpace.exceptions import ForbiddenValueError
 from ConfigSpace.hyperparameters import CategoricalHyperparameter, Hyperparameter, OrdinalHyperparameter
 from deephyper.evaluator import HPOJob, Job, RunningJob
 from deephyper.evaluator._ray import RayEvaluator
 from deephyper.evaluator.callback import Callback
+from deephyper.evaluator.storage import MemoryStorage, RayStorage, Storage
 from deephyper.hpo import HpProblem, RegularizedEvolution, utils
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...store.errors import OperationTimeoutError, RepositoryNotFoundError, ShardUnavailableError
 from ...store.refs import ModelRef, check_name
@@ -183,12 +186,22 @@ class SparingEvaluator(RayEvaluator):
     """A variant of DeepHyper's `RayEvaluator`. If a worker dies, only the worker's job fails, and the search continues.
 
     The failed job is not retried, so a job that exhausts the memory of one worker cannot exhaust the memory of another
-    worker. `Retirement` retires all versions that the failed job saved. The constructor has the same arguments as
+    worker. `Retirement` retires all versions that the failed job saved. The records of the jobs are kept on the node of
+    the driver, so the search also survives the death of other nodes. The constructor has the same arguments as
     `RayEvaluator`.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        run_function: Callable[..., object],
+        callbacks: list[Callback] | None = None,
+        run_function_kwargs: dict[str, object] | None = None,
+        storage: Storage | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        kept = _DriverStorage() if storage is None else storage
+        super().__init__(run_function, callbacks, run_function_kwargs, kept, *arguments, **options)
         self._remote_run_function = self._remote_run_function.options(max_retries=0)
 
     async def execute(self, job: Job) -> Job:
@@ -218,6 +231,17 @@ class SparingEvaluator(RayEvaluator):
         if tasks:  # what gathers none is of the thread's own loop
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.close()
+
+
+class _DriverStorage(RayStorage):
+    """DeepHyper's records of jobs, in an actor on the driver's node. Ray would place it on any node with a free CPU."""
+
+    def _connect(self) -> None:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote = cast(Any, ray.remote(MemoryStorage))
+        actor = remote.options(name=self.actor_name, namespace="deephyper", num_cpus=0, scheduling_strategy=here)
+        self.memory_storage_actor = actor.remote()
+        self.connected = True
 
 
 def other_value(decision: Hyperparameter[object, np.number], value: object, random: np.random.RandomState) -> object:
