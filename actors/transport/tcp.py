@@ -7,11 +7,14 @@ Rules
 - No thread of a read is at work when it has returned or raised: the memory may be somebody else's then.
 - What goes wrong at the server is raised again here. A connection that cannot be made, ends or breaks is
   `ShardUnavailableError`: another transport may work. The first is `UnreachableError`.
+- The kernel ends a connection whose other machine confirms nothing for 20 s (`framing.watch`), so a network that is cut
+  does not keep a read until its timeout.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import threading
@@ -24,6 +27,7 @@ from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import digest_of
 from ...store.waiting import Deadline
 from ..engine.opened import Opened
+from ..engine.sockets.framing import watch
 from ..memory.buffers import Buffers
 from ..rpc.greetings import credential
 from .frames import (
@@ -159,7 +163,7 @@ class TcpClient:
             raise UnreachableError(f"{self._where(what)}: expected a connection; {exc}") from exc
         try:
             with self._breaking(connection, what):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                watch(connection)
                 send(connection, [credential(self._token)])
                 accepted(receive(connection, MESSAGE_BYTES, Deadline.after(limit)))
         except (CorruptDataError, OperationTimeoutError, ShardUnavailableError) as exc:  # its own limit: time is left
@@ -205,7 +209,7 @@ class TcpClient:
                 raise CorruptDataError(f"{self._where(what)}: expected an answer that fits in memory; {exc}") from exc
             if isinstance(exc, TensorVineError) or not isinstance(exc, OSError):
                 raise
-            if isinstance(exc, TimeoutError):
+            if isinstance(exc, TimeoutError) and exc.errno != errno.ETIMEDOUT:
                 raise OperationTimeoutError(
                     f"{self._where(what)}: expected the whole answer within its timeout; {exc}"
                 ) from exc

@@ -36,8 +36,8 @@ SHARED = {
     "metrics": 2,
 }
 """Benchmarks that run on the shared Ray, and how many rows each has at least."""
-OWN = {"start": 3, "staging": 5, "update_latency": 4, "calls": 8, "weak_scaling": 2, "engines": 7, "links": 6, "nas": 4}
-"""Those with clusters of their own."""
+OWN = {"start": 3, "staging": 5, "update_latency": 4, "calls": 8, "weak_scaling": 2, "engines": 7, "links": 6, "nas": 3}
+"""Those with clusters of their own. `nas` has more rows if its searches reach the qualities that it compares."""
 
 
 def test_each_benchmark_is_tested_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from tensorvine.actors.engine.sockets.framing import SILENT_S
 from tensorvine.actors.transport import tcp_server
 from tensorvine.actors.transport.frames import Digests, Pace, message
 from tensorvine.actors.transport.tcp import TcpClient
@@ -153,6 +155,17 @@ class TestEnds:
         assert told_s[1] == 600
         client.close()
         server.close()
+
+    def test_a_machine_that_confirms_nothing_is_unavailable_before_the_read_is_late(
+        self, store: Store, client: TcpClient
+    ) -> None:
+        store.add((0, 0), b"abc")
+        client.read({(0, 0): [0]}, 10, "a test")
+        connection = client._idle[0]
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENT_S
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        with pytest.raises(ShardUnavailableError, match="whole answer"), client._breaking(connection, "a test"):
+            raise OSError(errno.ETIMEDOUT, "what the kernel gives then")
 
     def test_a_server_that_does_not_greet_is_unavailable_before_the_read_is_late(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
