@@ -6,7 +6,8 @@ Rules
 - A shard that starts again holds nothing at another before that has let go of what an earlier incarnation held there: a
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
-- A shard without a lease is asked again: if another process has replaced it, the next try reaches that one.
+- A shard that is being restarted, or has no lease, is asked again to hold or to secure: the next try may reach its next
+  process.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
@@ -33,15 +34,14 @@ from ..rpc.messages import PEER_TIMEOUT_S, RecoveryInfo, Sender, ShardConfig, pl
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from .calls import ShardCalls
-from .tenure import LapsedError
 
 log = logging.getLogger(__name__)
 
 RECOVERY_PAUSE_S = 0.5
 NOTE_S = 2.0
 """How long a commit waits for a shard to note it."""
-LAPSED_PAUSE_S = (0.1, 1.0)
-"""Shortest and longest pause between two tries to reach a shard with a lease."""
+RESTART_PAUSE_S = (0.1, 1.0)
+"""Shortest and longest pause between two tries to reach a shard that is being restarted, or has no lease."""
 OWED_PAUSE_S = (0.2, 1.0)
 """Shortest and longest pause between two tries to tell a shard what it is owed."""
 
@@ -86,15 +86,15 @@ class Peers:
         """Call a shard from a loop, and await its answer."""
         return await self._shards[shard].ask(request, timeout)
 
-    async def ask_holding(self, shard: int, request: Request[_R], timeout: float = PEER_TIMEOUT_S) -> _R:
-        """As `ask`, for a call that a shard refuses without a lease: repeat it until the shard has one."""
-        deadline, pauses, lapsed = Deadline.after(timeout), Backoff(*LAPSED_PAUSE_S), False
+    async def ask_again(self, shard: int, request: Request[_R], timeout: float) -> _R:
+        """As `ask`, for a call that has the same effect when repeated: repeat it while the shard starts again, or has
+        no lease."""
+        deadline, pauses = Deadline.after(timeout), Backoff(*RESTART_PAUSE_S)
         while True:
             try:
                 return await self.ask(shard, request, deadline.left())
-            except ShardUnavailableError as exc:  # after a refusal also because the former process ends meanwhile
-                lapsed = lapsed or isinstance(exc, LapsedError)
-                if not lapsed or not await pauses.wait_async(deadline):
+            except ShardUnavailableError:
+                if shard not in self.topology.alive or not await pauses.wait_async(deadline):
                     raise
 
     def call(self, shard: int, request: Request[_R], timeout: float) -> _R:
@@ -126,20 +126,22 @@ class Peers:
         for shard, told in self._stale.items():
             self.post(shard, ShardCalls.release_homes(self._config.index, *told, self._restarts))
 
-    async def _hold_at(self, shard: int, ref: ModelRef, part: Holds) -> None:
+    async def _hold_at(self, shard: int, ref: ModelRef, part: Holds, timeout: float) -> None:
+        deadline = Deadline.after(timeout)
         stale = self._stale.get(shard)
         if stale is not None:  # whether it has heard of that is not known
-            await self.ask(shard, ShardCalls.release_homes(self._config.index, *stale, self._restarts))
+            release = ShardCalls.release_homes(self._config.index, *stale, self._restarts)
+            await self.ask_again(shard, release, deadline.left())
             self._stale.pop(shard, None)
-        await self.ask_holding(shard, ShardCalls.hold(ref, part))
+        await self.ask_again(shard, ShardCalls.hold(ref, part), deadline.left())
 
-    async def hold(self, ref: ModelRef, holds: Holds) -> None:
+    async def hold(self, ref: ModelRef, holds: Holds, timeout: float = PEER_TIMEOUT_S) -> None:
         """Have the other shards hold their part of what a version names."""
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
         for segment, slots in holds.items():
             if (shard := self.topology_after.where(segment)) != self._config.index:
                 by_shard.setdefault(shard, {})[segment] = slots
-        await asyncio.gather(*(self._hold_at(shard, ref, part) for shard, part in by_shard.items()))
+        await asyncio.gather(*(self._hold_at(shard, ref, part, timeout) for shard, part in by_shard.items()))
 
     def keepers(self, holds: Holds) -> set[int]:
         """Name the other shards that `hold` would ask."""

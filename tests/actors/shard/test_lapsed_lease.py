@@ -124,11 +124,12 @@ def test_a_shard_without_a_lease_holds_nothing_for_others(home: Home) -> None:
     assert not home.state.is_holder(ModelRef("m", 1))
 
 
-def test_a_save_asks_again_where_a_shard_without_a_lease_is_replaced(
+def test_a_save_asks_a_shard_again_that_is_restarted_or_has_no_lease(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
     refusals: list[Exception] = [
+        ShardUnavailableError("it is being restarted"),
         LapsedError("no lease"),
         ShardUnavailableError("it ended"),
         LapsedError("no lease yet"),
