@@ -86,10 +86,10 @@ class Peers:
         """Call a shard from a loop, and await its answer."""
         return await self._shards[shard].ask(request, timeout)
 
-    async def ask_again(self, shard: int, request: Request[_R], timeout: float) -> _R:
+    async def repeat(self, shard: int, request: Request[_R], deadline: Deadline) -> _R:
         """As `ask`, for a call that has the same effect when repeated: repeat it while the shard starts again, or has
         no lease."""
-        deadline, pauses = Deadline.after(timeout), Backoff(*RESTART_PAUSE_S)
+        pauses = Backoff(*RESTART_PAUSE_S)
         while True:
             try:
                 return await self.ask(shard, request, deadline.left())
@@ -126,22 +126,21 @@ class Peers:
         for shard, told in self._stale.items():
             self.post(shard, ShardCalls.release_homes(self._config.index, *told, self._restarts))
 
-    async def _hold_at(self, shard: int, ref: ModelRef, part: Holds, timeout: float) -> None:
-        deadline = Deadline.after(timeout)
+    async def _hold_at(self, shard: int, ref: ModelRef, part: Holds, deadline: Deadline) -> None:
         stale = self._stale.get(shard)
         if stale is not None:  # whether it has heard of that is not known
             release = ShardCalls.release_homes(self._config.index, *stale, self._restarts)
-            await self.ask_again(shard, release, deadline.left())
+            await self.repeat(shard, release, deadline)
             self._stale.pop(shard, None)
-        await self.ask_again(shard, ShardCalls.hold(ref, part), deadline.left())
+        await self.repeat(shard, ShardCalls.hold(ref, part), deadline)
 
-    async def hold(self, ref: ModelRef, holds: Holds, timeout: float = PEER_TIMEOUT_S) -> None:
+    async def hold(self, ref: ModelRef, holds: Holds, deadline: Deadline) -> None:
         """Have the other shards hold their part of what a version names."""
         by_shard: dict[int, dict[SegmentId, Sequence[int]]] = {}
         for segment, slots in holds.items():
             if (shard := self.topology_after.where(segment)) != self._config.index:
                 by_shard.setdefault(shard, {})[segment] = slots
-        await asyncio.gather(*(self._hold_at(shard, ref, part, timeout) for shard, part in by_shard.items()))
+        await asyncio.gather(*(self._hold_at(shard, ref, part, deadline) for shard, part in by_shard.items()))
 
     def keepers(self, holds: Holds) -> set[int]:
         """Name the other shards that `hold` would ask."""

@@ -38,7 +38,7 @@ from ....store.segments.arena import Part
 from ....store.segments.segment import Holds, SegmentId
 from ....store.versions.handover import MovedSegment
 from ....store.versions.replica import Copy
-from ....store.waiting import Backoff
+from ....store.waiting import Backoff, Deadline
 from ...rpc.calls import Request
 from ...rpc.messages import PEER_TIMEOUT_S
 from ..calls import ShardCalls
@@ -138,7 +138,7 @@ class SegmentHandoff:
     async def hold(self, ref: ModelRef, holds: Holds) -> None:
         """Pass on that slots are held."""
         await self.heard()
-        await self._peers.hold(ref, holds)
+        await self._peers.hold(ref, holds, Deadline.after(PEER_TIMEOUT_S))
 
     async def pass_on(self, request: Request[None]) -> None:
         """Tell all successors, also when the caller has given up waiting."""

@@ -298,7 +298,7 @@ class Writes:
         keepers = self._peers.keepers(draft.holds)
         try:
             await self._segment_handoff.heard()
-            await self._peers.hold(ref, draft.holds, deadline.left())
+            await self._peers.hold(ref, draft.holds, deadline)
             await self._peers.note({ref: (draft.parent, True)})
             await tenure.held(deadline)  # without a lease nothing is written
             if durable:

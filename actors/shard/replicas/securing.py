@@ -82,7 +82,7 @@ class Securing:
         left = deadline.left()
         await asyncio.gather(
             self._replication.secure(own, {header.ref: kept}, deadline),
-            *(self._peers.ask_again(shard, ShardCalls.secure(part, left), left) for shard, part in by_shard.items()),
+            *(self._peers.repeat(shard, ShardCalls.secure(part, left), deadline) for shard, part in by_shard.items()),
         )
 
     async def records(self, records: Mapping[ModelRef, Kept], timeout: float = PEER_TIMEOUT_S / 2) -> None:

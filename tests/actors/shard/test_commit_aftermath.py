@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tensorvine.store.errors import MovedError, OperationTimeoutError, Repositor
 from tensorvine.store.holders import Lease, Save
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.versions.overtaken import Overtaken
+from tensorvine.store.waiting import Deadline
 
 from tests.support.home import BYTES, CLIENT, SAVE, SEGMENT, GoneEngine, Home, QuietSegmentHandoff
 
@@ -27,7 +29,8 @@ def home() -> Home:
 
 def test_a_call_of_a_shard_that_has_gone_is_an_error_of_the_tree(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     peers = home.peers
-    for call in (lambda: peers.ask(1, ShardCalls.node()), lambda: peers.hold(ModelRef("m", 1), {(1, 1): [0]})):
+    hold = partial(peers.hold, ModelRef("m", 1), {(1, 1): [0]}, Deadline.after(1.0))
+    for call in (partial(peers.ask, 1, ShardCalls.node()), hold):
         with pytest.raises(ShardUnavailableError, match=r"gone/shard-1: expected it to run; it was stopped"):
             asyncio.run(call())
     with pytest.raises(ShardUnavailableError):
@@ -216,7 +219,7 @@ def test_a_shard_that_started_again_holds_nothing_before_its_earlier_life_holds_
     monkeypatch.setattr(home.peers, "_restarts", 3)
     home.peers.forget_earlier([ModelRef("m", 1)])
     for holder in (ModelRef("m", 5), ModelRef("m", 6)):
-        asyncio.run(home.peers.hold(holder, {(1, 1): [0]}))
+        asyncio.run(home.peers.hold(holder, {(1, 1): [0]}, Deadline.after(60.0)))
     assert heard == [
         ("release_homes", (0, [ModelRef("m", 1)], 0, 3)),
         ("hold", (ModelRef("m", 5), {(1, 1): [0]})),

@@ -141,7 +141,7 @@ def test_a_save_asks_a_shard_again_that_is_restarted_or_has_no_lease(
         heard.append(request.remote.name)
 
     monkeypatch.setattr(home.peers, "ask", ask)
-    asyncio.run(home.peers.hold(ModelRef("m", 1), {(1, 1): [0]}))
+    asyncio.run(home.peers.hold(ModelRef("m", 1), {(1, 1): [0]}, Deadline.after(60.0)))
     assert heard == ["hold"]
 
 
