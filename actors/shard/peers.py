@@ -6,8 +6,8 @@ Rules
 - A shard that starts again holds nothing at another before that has let go of what an earlier incarnation held there: a
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
-- A shard that is being restarted, or has no lease, is asked again to hold or to secure: the next try may reach its next
-  process.
+- A shard that is being restarted, or has no lease, is asked again to hold: the next try may reach its next process. To
+  secure, only one without a lease is asked again: what it was to secure is lost when it is restarted.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
@@ -86,15 +86,17 @@ class Peers:
         """Call a shard from a loop, and await its answer."""
         return await self._shards[shard].ask(request, timeout)
 
-    async def repeat(self, shard: int, request: Request[_R], deadline: Deadline) -> _R:
-        """As `ask`, for a call that has the same effect when repeated: repeat it while the shard starts again, or has
-        no lease."""
-        pauses = Backoff(*RESTART_PAUSE_S)
+    async def repeat(
+        self, shard: int, request: Request[_R], deadline: Deadline, kind: type[TensorVineError] = ShardUnavailableError
+    ) -> _R:
+        """As `ask`, for a call that may be repeated: it is after an error of a kind, while the shard starts again."""
+        pauses, again = Backoff(*RESTART_PAUSE_S), False
         while True:
             try:
                 return await self.ask(shard, request, deadline.left())
-            except ShardUnavailableError:
-                if shard not in self.topology.alive or not await pauses.wait_async(deadline):
+            except ShardUnavailableError as exc:  # after a refusal also because the former process ends meanwhile
+                again = (again or isinstance(exc, kind)) and shard in self.topology.alive
+                if not again or not await pauses.wait_async(deadline):
                     raise
 
     def call(self, shard: int, request: Request[_R], timeout: float) -> _R:

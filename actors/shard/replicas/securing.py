@@ -24,6 +24,7 @@ from ..calls import ShardCalls
 from ..calls.replicas import ReplicaCalls
 from ..context import ShardContext
 from ..disk.history import History
+from ..tenure import LapsedError
 from .replication import Replication
 
 
@@ -82,7 +83,10 @@ class Securing:
         left = deadline.left()
         await asyncio.gather(
             self._replication.secure(own, {header.ref: kept}, deadline),
-            *(self._peers.repeat(shard, ShardCalls.secure(part, left), deadline) for shard, part in by_shard.items()),
+            *(
+                self._peers.repeat(shard, ShardCalls.secure(part, left), deadline, LapsedError)
+                for shard, part in by_shard.items()
+            ),
         )
 
     async def records(self, records: Mapping[ModelRef, Kept], timeout: float = PEER_TIMEOUT_S / 2) -> None:
