@@ -6,8 +6,8 @@ Rules
 - A shard that starts again holds nothing at another before that has let go of what an earlier incarnation held there: a
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
-- A shard that is being restarted, or has no lease, is asked again to hold: the next try may reach its next process. To
-  secure, only one without a lease is asked again: what it was to secure is lost when it is restarted.
+- `hold` is repeated while a shard has no lease or is being restarted: the next try may reach its next process. `secure`
+  is repeated only while it has no lease: after a restart the segments are gone.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
@@ -89,7 +89,7 @@ class Peers:
     async def repeat(
         self, shard: int, request: Request[_R], deadline: Deadline, kind: type[TensorVineError] = ShardUnavailableError
     ) -> _R:
-        """As `ask`, for a call that may be repeated: it is after an error of a kind, while the shard starts again."""
+        """Call a shard as `ask` does, and repeat the call after errors of a kind, while the shard starts again."""
         pauses, again = Backoff(*RESTART_PAUSE_S), False
         while True:
             try:
