@@ -7,7 +7,7 @@ Rules
   message that says so and comes late counts for nothing (`release_homes`).
 - Every call has a timeout. What a shard need not hear if it died, it is told gently: a failure is a log line.
 - `hold` is repeated while a shard has no lease or is being restarted: the next try may reach its next process. `secure`
-  is repeated only while it has no lease: after a restart the segments are gone.
+  is repeated only while it has no lease: after a restart it has no segments of a save.
 - What goes wrong is an error of the one tree, also where a shard is not there any more.
 - Coroutines are for the actor's own loops, `call` is for its threads; `post` is for both.
 """
