@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 CONNECT_S = 5.0
 LANES_FROM = 4
 """From so many segments on, two connections share a read: each end has a core for each."""
+_GONE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""The kernel's errors of a connection to a machine that it cannot reach."""
 
 
 class UnreachableError(ShardUnavailableError):
@@ -138,6 +140,9 @@ class TcpClient:
     def close(self) -> None:
         """End the connections; a read under way goes on, and then ends its own."""
         self._opened.close()
+        self._end_idle()
+
+    def _end_idle(self) -> None:
         while (connection := self._reusable()) is not None:
             connection.close()
 
@@ -148,11 +153,13 @@ class TcpClient:
             return None
 
     def _read(self, places: Asked, reading: _Reading) -> dict[SegmentId, Received]:
-        while (connection := self._reusable()) is not None:
+        connection = self._reusable()
+        if connection is not None:
             try:
                 return self._ask(connection, places, reading)
             except _StaleError:
-                log.debug("%s: an idle connection was closed; using the next one", self._where(reading.what))
+                log.debug("%s: an idle connection had ended; making a new one", self._where(reading.what))
+                self._end_idle()  # the others have most likely ended, too, and each may take 20 s to show it
         return self._ask(self._connected(reading.deadline, reading.what), places, reading)
 
     def _connected(self, deadline: Deadline, what: str) -> socket.socket:
@@ -183,7 +190,9 @@ class TcpClient:
             try:
                 send(connection, [message(request)])
                 answer = receive(connection, MESSAGE_BYTES, deadline)
-            except (BrokenPipeError, ConnectionResetError) as exc:
+            except OSError as exc:
+                if not _has_ended(exc):
+                    raise
                 raise _StaleError(f"{self._where(reading.what)}: expected an answer; {exc}") from exc
             rows = rows_of(accepted(answer), places)
             found: dict[SegmentId, Received] = {}
@@ -209,7 +218,7 @@ class TcpClient:
                 raise CorruptDataError(f"{self._where(what)}: expected an answer that fits in memory; {exc}") from exc
             if isinstance(exc, TensorVineError) or not isinstance(exc, OSError):
                 raise
-            if isinstance(exc, TimeoutError) and exc.errno != errno.ETIMEDOUT:
+            if isinstance(exc, TimeoutError) and not _has_ended(exc):
                 raise OperationTimeoutError(
                     f"{self._where(what)}: expected the whole answer within its timeout; {exc}"
                 ) from exc
@@ -241,6 +250,11 @@ def check_content(
             raise CorruptDataError(
                 f"tensor {name!r} by {by} from shard {segment[0]}: expected content {expected}; found {content}"
             )
+
+
+def _has_ended(exc: OSError) -> bool:
+    """Whether the connection has ended, in contrast to an answer that is late."""
+    return isinstance(exc, (BrokenPipeError, ConnectionResetError)) or exc.errno in _GONE
 
 
 class _StaleError(ShardUnavailableError):

@@ -130,6 +130,9 @@ def _results(path: Path) -> Iterator[dict[str, Any]]:
 def _cases(path: Path) -> Iterator[tuple[tuple[str, str], list[float]]]:
     for result in _results(path):
         for row in result["rows"]:
+            if not row.get("ours_times_s"):
+                found = f"{path}: expected the samples of {row.get('case')!r}; found none"
+                raise ValueError(f"{found}: use the file that the run wrote, not the output of --json")
             yield (result["benchmark"], row["case"]), row["ours_times_s"]
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from tensorvine.actors.engine.sockets.framing import SILENT_S
-from tensorvine.actors.transport import tcp_server
+from tensorvine.actors.transport import tcp, tcp_server
 from tensorvine.actors.transport.frames import Digests, Pace, message
 from tensorvine.actors.transport.tcp import TcpClient
 from tensorvine.actors.transport.tcp_server import TcpServer
@@ -166,6 +167,24 @@ class TestEnds:
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         with pytest.raises(ShardUnavailableError, match="whole answer"), client._breaking(connection, "a test"):
             raise OSError(errno.ETIMEDOUT, "what the kernel gives then")
+
+    def test_connections_that_the_kernel_has_ended_are_replaced(
+        self, store: Store, client: TcpClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A network that was cut for more than 20 s ends idle connections. The next read does not fail for it."""
+        store.add((0, 0), b"abc")
+        client.read({(0, 0): [0]}, 10, "a test")
+        idle, sent = client._idle[0], tcp.send
+
+        def send(connection: socket.socket, parts: Sequence[Any]) -> None:
+            if connection is idle:
+                raise OSError(errno.ETIMEDOUT, "what the kernel gives then")
+            sent(connection, parts)
+
+        monkeypatch.setattr(tcp, "send", send)
+        assert client.read({(0, 0): [0]}, 10, "a test")
+        assert idle.fileno() == -1
+        assert idle not in client._idle
 
     def test_a_server_that_does_not_greet_is_unavailable_before_the_read_is_late(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
