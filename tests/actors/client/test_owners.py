@@ -22,6 +22,7 @@ from tests.support.other_user import OTHER, needs_root
 ADA = Owner("ada", 12345, "elsewhere")
 BOB = """
 import ctypes, json, os, sys
+ctypes.CDLL(None).prctl(28, 4)  # PR_SET_SECUREBITS: all threads go on reading root's files, such as the packages
 from tensorvine.actors import Repository
 from tensorvine.actors.engine.choice import engine_for
 from tensorvine.store.errors import ForeignRepositoryError
@@ -35,7 +36,6 @@ def tried(call, *arguments, **options):
 
 engine_for(os.environ.get("ENGINE"))
 os.seteuid(int(sys.argv[1]))
-ctypes.CDLL(None).setfsuid(0)  # the packages may lie where only root reads them
 told = [tried(Repository.start), tried(Repository.start, shards=1), tried(Repository.connect)]
 told += [tried(call, "default") for call in (Repository.start, Repository.connect)]
 told += [tried(Repository.connect, name="default")]
