@@ -243,6 +243,11 @@ class Saver:
             except MovedError:
                 self._session.moved(near, what, deadline)
                 continue
+            except ShardUnavailableError:  # it died, and what it was sent is gone
+                if request.bring is not None:
+                    raise
+                self._session.moved(near, what, deadline)
+                continue
             self._filled = near
             return upload
 
