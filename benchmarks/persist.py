@@ -145,7 +145,7 @@ class _SegmentFiles:
     """A version's tensors, read from the files without a repository."""
 
     def __init__(self, path: Path, ref: ModelRef) -> None:
-        self._archive = Archive(str(path), shards=1, create=False)
+        self._archive = Archive(str(path), create=False)
         manifest = self._archive.read_manifest(ref)
         self._places = {name: ((entry.segment, entry.slot), entry.nbytes) for name, entry in manifest.entries.items()}
         self._files = {segment: files[0] for segment, files in self._archive.segments().items()}
@@ -294,7 +294,7 @@ def _restarts(report: Report, folder: Path, models: int, rounds: int) -> None:
 
 def _build(path: Path, models: int) -> ModelRef:
     """Write a repository of an even number of models; the second half derives from the first. Return the newest."""
-    archive, half = Archive(str(path), shards=1), models // 2
+    archive, half = Archive(str(path)), models // 2
     known = _graphs(max(1, models // MODELS_PER_ARCHITECTURE))
     refs = [ModelRef(f"search/{place // 100:03d}/model-{place:05d}", 1) for place in range(models)]
     values = np.random.default_rng(0).integers(0, 256, (TENSORS, 4 * ITEMS), np.uint8)

@@ -197,7 +197,7 @@ def _opened(config: CatalogConfig, lease: Lease, again: bool) -> Archive | None:
     deadline, pauses = Deadline.after(CLAIM_S), Backoff(0.1, 2.0)
     while True:
         try:
-            archive = Archive(uri, 1, create=False, guard=lease.check)
+            archive = Archive(uri, create=False, guard=lease.check)
             _claim(archive, again)
             return archive
         except StorageError as exc:

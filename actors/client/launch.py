@@ -294,7 +294,7 @@ def _wanted(
         )
     uri = disk.uri if disk is not None else None
     if uri is not None:
-        Archive(uri, 1)  # what is wrong with it is said here, and not in an actor that cannot start
+        Archive(uri)  # what is wrong with it is said here, and not in an actor that cannot start
     return Topology(repository, tuple(range(count)), uuid.uuid4().hex, uri, replicas, owner=Owner.here(), nodes=rule)
 
 

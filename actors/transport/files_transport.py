@@ -112,5 +112,5 @@ class FilesTransport:
         if self._archive is None:
             if self._path is None:
                 raise StorageError("files transport: expected a repository with path=; found one without it")
-            self._archive = Archive(self._path, 1, create=False)
+            self._archive = Archive(self._path, create=False)
         return self._archive

@@ -32,7 +32,7 @@ from .directory import FOLDER, TEMPORARY, Directory, GuardedDirectory
 from .encoding import block_of
 from .manifestfile import Manifest, decode_manifest, encode_manifest, manifest_name, version_of
 from .opening import open_directory
-from .segmentfile import FORMAT, Makers, Row, SegmentFile, segment_of, segment_text, write_segment
+from .segmentfile import FORMAT, Row, SegmentFile, segment_of, segment_text, write_segment
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -58,8 +58,6 @@ class Archive:
 
     Args:
         uri: see `directory.open_directory`.
-        shards: how many the repository has, another number than before is fine; or which of them made a segment of
-            that serial number.
         create: make what is missing; else there must be a repository.
         guard: called before each change of a file; what it raises ends that. None: files may always change.
 
@@ -69,15 +67,14 @@ class Archive:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     archive = Archive(folder, shards=1)
+    ...     archive = Archive(folder)
     ...     archive.manifests(), archive.segments()
     ([], {})
     """
 
-    def __init__(self, uri: str, shards: Makers, create: bool = True, guard: Callable[[], None] | None = None) -> None:
+    def __init__(self, uri: str, create: bool = True, guard: Callable[[], None] | None = None) -> None:
         opened = open_directory(uri, create)
         self.directory: Directory = GuardedDirectory(opened, guard) if guard is not None else opened
-        self._shards = shards
         self._check_mark(create)
 
     # ---- segments ---------------------------------------------------------------------------------------
@@ -103,7 +100,7 @@ class Archive:
             CorruptDataError: it is damaged, or under another segment's name.
             StorageError: it cannot be read.
         """
-        opened = SegmentFile(self.directory, file.name, self._shards)
+        opened = SegmentFile(self.directory, file.name)
         expected, found = file.name.rpartition("/")[2].partition(".")[0], segment_text(opened.segment)
         if found != expected:
             opened.close()
@@ -120,7 +117,7 @@ class Archive:
         for name, nbytes in self.directory.list("segments").items():
             match = _SEGMENT_NAME.fullmatch(name)
             if match is not None:
-                found.setdefault(segment_of(match[1], self._shards), []).append(StoredFile(name, int(match[2]), nbytes))
+                found.setdefault(segment_of(match[1]), []).append(StoredFile(name, int(match[2]), nbytes))
         for files in found.values():
             files.sort(key=lambda file: -file.generation)
         return found
@@ -167,7 +164,7 @@ class Archive:
     def manifest_of(self, name: str, content: Buffer) -> Manifest:
         """Decode a manifest's file that was read already; errors as in `read_manifest`."""
         where = shown(f"{self.directory.uri}/{name}")
-        manifest = decode_manifest(content, where, self._shards)
+        manifest = decode_manifest(content, where)
         if manifest_name(manifest.header.ref) != name:
             raise CorruptDataError(f"{where}: expected the manifest of this name; found that of {manifest.header.ref}")
         return manifest

@@ -35,7 +35,6 @@ from ..versions.manifest import Header, TensorEntry, check_nbytes
 from .segmentfile import (
     FORMAT,
     METADATA_KEY,
-    Makers,
     Slot,
     check_slot,
     read_arrow,
@@ -152,13 +151,12 @@ def encode_manifest(manifest: Manifest, layers: Mapping[str, str]) -> bytes:
     return content.replace(f'"checksum": "{_NO_CHECKSUM}"'.encode(), f'"checksum": "{checksum}"'.encode())
 
 
-def decode_manifest(content: Buffer, where: str, shards: Makers) -> Manifest:
+def decode_manifest(content: Buffer, where: str) -> Manifest:
     """Read a manifest.
 
     Args:
         content: the file's bytes.
         where: names the file.
-        shards: see `segmentfile.Makers`.
 
     Raises:
         CorruptDataError: it is not what `encode_manifest` wrote, or of a format that this version does not know.
@@ -166,7 +164,7 @@ def decode_manifest(content: Buffer, where: str, shards: Makers) -> Manifest:
     plain = _checked(bytes(content), where)
     facts, batch = _read(plain, where)
     try:
-        manifest = _manifest(facts, batch, shards)
+        manifest = _manifest(facts, batch)
         SlotLists().add(manifest, len(plain))
     except (CorruptDataError, *_DECODING) as exc:
         raise CorruptDataError(f"{where}: expected a manifest; found {exc}") from exc
@@ -210,7 +208,7 @@ def _read(plain: bytes, where: str) -> tuple[dict[str, Any], Any]:
     return read_arrow(pa.BufferReader(plain), where, "manifest", _SCHEMA, len(_SCHEMA))
 
 
-def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
+def _manifest(facts: dict[str, Any], batch: Any) -> Manifest:
     ref = ModelRef.parse(facts["ref"])
     header = Header(
         ref=ref,
@@ -236,14 +234,14 @@ def _manifest(facts: dict[str, Any], batch: Any, shards: Makers) -> Manifest:
     owners = {text: ModelRef.parse(text) if text != str(ref) else None for text in set(columns[5])}
     for owner in owners.values():
         _check_older(ref, "owner of a tensor", owner)
-    segments: dict[str, SegmentId] = {text: segment_of(text, shards) for text in set(columns[6])}
+    segments: dict[str, SegmentId] = {text: segment_of(text) for text in set(columns[6])}
     entries: dict[str, TensorEntry] = {}
     bases: dict[Slot, tuple[Slot, ...]] = {}
     for name, _, dtype, shape, nbytes, owner, segment, slot, against in zip(*columns, strict=True):
         check_slot(slot, name)
         entries[name] = TensorEntry(dtype, tuple(shape), nbytes, owners[owner], segments[segment], slot)
         if against:
-            bases[(segments[segment], slot)] = _bases_of((segments[segment], slot), against, shards)
+            bases[(segments[segment], slot)] = _bases_of((segments[segment], slot), against)
     if None in columns[0] or len(entries) < batch.num_rows:
         raise CorruptDataError(f"{batch.num_rows} rows with {len(entries)} names")
     return Manifest(header, (text, recipe), entries, bases)
@@ -264,8 +262,8 @@ def _check_older(ref: ModelRef, what: str, other: ModelRef | None) -> None:
         raise CorruptDataError(f"{other} as {what} of {ref}, which is not newer")
 
 
-def _bases_of(place: Slot, against: Sequence[str], shards: Makers) -> tuple[Slot, ...]:
-    bases = tuple(slot_of(base, shards) for base in against)
+def _bases_of(place: Slot, against: Sequence[str]) -> tuple[Slot, ...]:
+    bases = tuple(slot_of(base) for base in against)
     if len({place, *bases}) <= len(bases):
         raise CorruptDataError(f"a cycle in the bases of {slot_text(place)}: {against}")
     return bases

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -88,49 +88,44 @@ class Row:
 
 
 def segment_text(segment: SegmentId) -> str:
-    """Write a segment's serial number, which no other segment has: which shard owns it follows from it.
+    """Write a segment's serial number, which no other segment has.
 
-    >>> segment_text((2, 255))
+    >>> segment_text((0, 255))
     'ff'
     """
     return f"{segment[1]:x}"
 
 
-Makers = int | Callable[[int], int]
-"""Which shard a serial number means: that number modulo the number of shards, or what this says."""
-
-
-def segment_of(text: str, shards: Makers) -> SegmentId:
-    """Read what `segment_text` wrote, and say which shard made it.
+def segment_of(text: str) -> SegmentId:
+    """Read what `segment_text` wrote.
 
     Raises:
         CorruptDataError: it is something else.
 
-    >>> segment_of("ff", shards=2)
-    (1, 255)
+    >>> segment_of("ff")
+    (0, 255)
     """
     if re.fullmatch(r"[0-9a-f]{1,64}", text) is None:
         raise CorruptDataError(f"expected a segment's number in hexadecimal; found {text[:100]!r}")
-    serial = int(text, 16)
-    return shards(serial) if callable(shards) else serial % shards, serial
+    return 0, int(text, 16)
 
 
 def slot_text(slot: Slot) -> str:
     """Write a tensor's place.
 
-    >>> slot_text(((2, 255), 7))
+    >>> slot_text(((0, 255), 7))
     'ff/7'
     """
     return f"{segment_text(slot[0])}/{slot[1]}"
 
 
-def slot_of(text: str, shards: Makers) -> Slot:
+def slot_of(text: str) -> Slot:
     """Read what `slot_text` wrote; errors as in `segment_of`."""
     segment, _, slot = text.partition("/")
     if re.fullmatch(r"[0-9]{1,9}", slot) is None:
         raise CorruptDataError(f"expected a tensor's place such as 'ff/7'; found {text[:100]!r}")
     check_slot(int(slot), text)
-    return segment_of(segment, shards), int(slot)
+    return segment_of(segment), int(slot)
 
 
 def row_of(slot: int, name: str, layer: str | None, encoded: Encoded, digest: str | None, base: Slot | None) -> Row:
@@ -199,18 +194,17 @@ class SegmentFile:
     Args:
         directory: where it is.
         name: its name there.
-        shards: see `Makers`.
 
     Raises:
         CorruptDataError: it is truncated, damaged, of another format, or no segment file.
         StorageError: it cannot be read.
     """
 
-    def __init__(self, directory: Directory, name: str, shards: Makers) -> None:
+    def __init__(self, directory: Directory, name: str) -> None:
         self.where = f"{directory.uri}/{name}"
         self._file: OpenFile = directory.open(name)
         try:
-            self.segment, self._at, rows = _read_rows(self._file, self.where, shards)
+            self.segment, self._at, rows = _read_rows(self._file, self.where)
         except BaseException:
             self._file.close()
             raise
@@ -316,11 +310,11 @@ def read_arrow(opened: Any, where: str, kind: str, schema: Any, columns: int) ->
     return header, batch
 
 
-def _read_rows(file: OpenFile, where: str, shards: Makers) -> tuple[SegmentId, int, list[Row]]:
+def _read_rows(file: OpenFile, where: str) -> tuple[SegmentId, int, list[Row]]:
     header, batch = read_arrow(file.arrow(), where, "segment", _SCHEMA, len(_SCHEMA) - 1)
     try:
-        rows = [_row(row, where, shards) for row in batch.to_pylist()]
-        segment, at = segment_of(header["segment"], shards), int(header["data_at"])
+        rows = [_row(row, where) for row in batch.to_pylist()]
+        segment, at = segment_of(header["segment"]), int(header["data_at"])
         checksum = _rows_checksum(rows)
     except (CorruptDataError, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise CorruptDataError(f"{where}: expected the header and columns of a segment file; found {exc}") from exc
@@ -329,9 +323,9 @@ def _read_rows(file: OpenFile, where: str, shards: Makers) -> tuple[SegmentId, i
     return segment, at, rows
 
 
-def _row(values: dict[str, Any], where: str, shards: Makers) -> Row:
+def _row(values: dict[str, Any], where: str) -> Row:
     base = values.pop("base")
-    place = slot_of(base, shards) if base is not None else None
+    place = slot_of(base) if base is not None else None
     row = Row(shape=tuple(values.pop("shape")), base=place, **values)
     if any(values[column] is None for column in values.keys() - {"layer"}) or row.stored < 0:
         raise CorruptDataError(f"{where}: expected whole rows; found {row}")

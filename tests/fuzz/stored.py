@@ -105,7 +105,7 @@ def _manifests(folder: Path) -> list[bytes]:
 @contextmanager
 def _manifest_reading(folder: Path) -> Iterator[Read]:
     def read(content: bytes) -> object:
-        manifest = decode_manifest(content, "manifest", 1)
+        manifest = decode_manifest(content, "manifest")
         encode_manifest(manifest, {})
         state = CatalogState("start", on_path=True)
         if manifest.retired:
@@ -290,7 +290,7 @@ def _segments(folder: Path) -> list[bytes]:
 
 
 def _segment(folder: Path, rows: Sequence[Row], encoded: Sequence[Encoded]) -> bytes:
-    archive = Archive(str(folder / "made"), shards=1)
+    archive = Archive(str(folder / "made"))
     write_segment(archive.directory, "segments/ab.0.arrow", SEGMENT, rows, pack(encoded))
     return (folder / "made/segments/ab.0.arrow").read_bytes()
 
@@ -309,13 +309,13 @@ class _InMemory:
 
 @contextmanager
 def _segment_reading(folder: Path) -> Iterator[Read]:
-    archive = Archive(str(folder / "segments"), shards=1)
+    archive = Archive(str(folder / "segments"))
     path = folder / "segments/segments/ab.0.arrow"
     path.parent.mkdir(exist_ok=True)
 
     def read(content: bytes) -> object:
         path.write_bytes(content)
-        with closing(SegmentFile(archive.directory, "segments/ab.0.arrow", 1)) as file:
+        with closing(SegmentFile(archive.directory, "segments/ab.0.arrow")) as file:
             first: TensorVineError | None = None
             for slot in list(file.rows):
                 try:
@@ -462,12 +462,12 @@ def _numbers_reading(folder: Path) -> Iterator[Read]:
 @contextmanager
 def _mark_reading(folder: Path) -> Iterator[Read]:
     shutil.rmtree(folder / "mark", ignore_errors=True)  # the last reader's mark is damaged
-    Archive(str(folder / "mark"), shards=1)
+    Archive(str(folder / "mark"))
     path = folder / "mark/repository.json"
 
     def read(content: bytes) -> object:
         path.write_bytes(content)
-        return Archive(str(folder / "mark"), shards=1, create=False)
+        return Archive(str(folder / "mark"), create=False)
 
     yield read
 

@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 def repository(path: Path) -> set[Path]:
     """Write all kinds of files that a repository has, and return them and their folders."""
-    archive = Archive(str(path), 1)
+    archive = Archive(str(path))
     claim = archive.directory.claim(LOCK_NAME)
     write(archive, (0, 1), 0, [0, 1])
     archive.write_manifest(manifest_of(FIRST, {"a": ((0, 1), 0)}), {})
@@ -46,7 +46,7 @@ def repository(path: Path) -> set[Path]:
     assert archive.directory.append(Stream(1, 1).name, b"a stream")
     if claim is not None:
         os.close(claim)
-    again = Archive(str(path), 1)
+    again = Archive(str(path))
     assert again.directory.append(Stream(1, 1).name, b" goes on")
     assert again.directory.append(Stream(2, 1).name, b"the next")
     found = set(path.rglob("*"))

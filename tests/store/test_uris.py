@@ -94,7 +94,7 @@ class TestRefused:
     @pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs", "unknown"])
     def test_what_pyarrow_cannot_read_is_not_in_the_traceback(self, scheme: str, secret: str) -> None:
         with pytest.raises(StorageError) as caught:
-            Archive(f"{scheme}://key:{secret}@bu cket/prefix", 1)
+            Archive(f"{scheme}://key:{secret}@bu cket/prefix")
         assert leaked("".join(traceback.format_exception(caught.value))) is None
         assert f"{scheme}://" in str(caught.value)
 

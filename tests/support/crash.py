@@ -193,7 +193,7 @@ def history(uri: str, say: Callable[[str], None]) -> None:
             say(f"refused: {exc}")
             return call()
 
-    archive = stubborn(lambda: Archive(uri, shards=1))
+    archive = stubborn(lambda: Archive(uri))
     say(f"saving {FIRST}")
     stubborn(lambda: write(archive, (0, 1), 0, [0, 1]))
     stubborn(lambda: write(archive, (0, 2), 0, [0, 1, 2]))

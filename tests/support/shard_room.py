@@ -394,7 +394,7 @@ def located(name: str, version: int, counter: int) -> Located:
 
 def disk_at(path: Any, codec: str | None = None, unwritten: int | None = None) -> Disk:
     """A new repository's path."""
-    Archive(str(path), 1)
+    Archive(str(path))
     return Disk(str(path), codec, unwritten, None)
 
 

@@ -192,7 +192,7 @@ def _opened(context: ShardContext, disk: Disk, guard: Callable[[], None]) -> Arc
     pause = threading.Event()
     while True:
         try:
-            return Archive(disk.uri, 1, create=False, guard=guard)
+            return Archive(disk.uri, create=False, guard=guard)
         except StorageError as exc:
             if context.lease.number == 1:
                 raise

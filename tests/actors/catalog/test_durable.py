@@ -123,7 +123,7 @@ def test_a_durable_save_keeps_graph_and_parent_that_are_retired_meanwhile(room: 
     answer = saving.result(WAIT_S)
     assert isinstance(answer, Committed), answer
     assert sorted(room.read(answer.ref)) == sorted([LARGE, b"own"])
-    until(lambda: Archive(str(tmp_path / "path"), 1).read_manifest(parent).retired, "the parent's end")
+    until(lambda: Archive(str(tmp_path / "path")).read_manifest(parent).retired, "the parent's end")
     room.start_catalog()
     until(lambda: sorted(room.read(answer.ref)) == sorted([LARGE, b"own"]), "the version, by the next term")
     room.ask(CatalogCalls.check())
@@ -151,6 +151,6 @@ def test_a_version_that_is_retired_while_its_manifest_is_written_is_retired_on_t
         ref = room.saved(LARGE)
         gate.wait()
         room.retire(ref)
-    until(lambda: Archive(str(tmp_path / "path"), 1).read_manifest(ref).retired, "a manifest that says so")
+    until(lambda: Archive(str(tmp_path / "path")).read_manifest(ref).retired, "a manifest that says so")
     until(lambda: not list((tmp_path / "path" / "segments").iterdir()), "its file to go")
     room.ask(CatalogCalls.check())

@@ -71,7 +71,7 @@ def note(archive: Archive, ref: ModelRef, places: Sequence[tuple[int, int, int]]
 
 def history(uri: str) -> Archive:
     """Write versions of three names. The second of `b` shares a tensor with each of the others, and has one alone."""
-    archive = Archive(uri, 1)
+    archive = Archive(uri)
     put(archive, ONE, dict(enumerate(ARRAYS[:3])))
     put(archive, TWO, {0: ARRAYS[3]})
     note(archive, A, [(1, 0, 1000), (1, 1, 1001)])
@@ -99,7 +99,7 @@ class Reading:
 
     def __init__(self, path: object) -> None:
         self.state = CatalogState("start", on_path=True)
-        self.manifests = Manifests(Archive(str(path), 1), self.state)
+        self.manifests = Manifests(Archive(str(path)), self.state)
         self.manifests.read((0,))
 
     def whole(self, ref: ModelRef) -> bool:
@@ -191,7 +191,7 @@ class TestOneManifest:
 
     @pytest.mark.parametrize("text", ['{"layers": [3]}', "[" * 50_000, "graph"])
     def test_an_architecture_that_is_no_graph(self, path: Path, text: str) -> None:
-        archive = Archive(str(path), 1)
+        archive = Archive(str(path))
         manifest = archive.read_manifest(BAD)
         ref = ModelRef("d", 1)
         header = replace(manifest.header, ref=ref, graph_key=b"another")
@@ -212,7 +212,7 @@ class TestOneManifest:
         read.state.check()
 
     def test_a_line_with_a_hole_ends_there_and_is_whole_when_it_is_read(self, path: Path) -> None:
-        archive = Archive(str(path), 1)
+        archive = Archive(str(path))
         for version in (2, 3):
             manifest = archive.read_manifest(BAD)
             header = replace(manifest.header, ref=ModelRef("b", version), parent=ModelRef("b", version - 1))
@@ -227,7 +227,7 @@ class TestOneManifest:
         assert read.state.chain(newest) == [newest, BAD, FIRST]
 
     def test_two_that_derive_from_each_other_end_no_start_and_no_question(self, path: Path) -> None:
-        archive = Archive(str(path), 1)
+        archive = Archive(str(path))
         for ref, parent in ((A, FIRST), (FIRST, A)):
             manifest = archive.read_manifest(ref)
             header = replace(manifest.header, parent=parent)
@@ -334,7 +334,7 @@ class TestOtherEntries:
     def test_what_stands_where_a_folder_of_manifests_may_have_stood_keeps_what_these_may_name(
         self, path: Path, entry: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        archive, deep = Archive(str(path), 1), ModelRef("nas/1", 1)
+        archive, deep = Archive(str(path)), ModelRef("nas/1", 1)
         note(archive, deep, [(2, 0, 1003)])
         remove(path / manifest_name(BAD))
         (path / "manifests" / "nas").rename(path.parent / "apart")
@@ -374,11 +374,11 @@ class TestOtherEntries:
     def test_a_mark_that_is_none_ends_the_start_at_once(self, path: Path, entry: str) -> None:
         place(path / "repository.json", entry)
         with pytest.raises(CorruptDataError, match=r"repository.json: expected a regular file; found a"):
-            Archive(str(path), 1)
+            Archive(str(path))
         for folder in ("manifests", "segments"):
             (path / folder).rename(path.parent / folder)
         with pytest.raises(CorruptDataError, match=r"repository.json: expected a regular file"):
-            Archive(str(path), 1)
+            Archive(str(path))
 
     def test_folders_that_are_links_end_the_start_at_once(self, path: Path) -> None:
         for folder in ("manifests", "segments"):

@@ -37,7 +37,7 @@ class Bench:
         self.context: ShardContext = context_of(self.state, capacity=CAPACITY)
         self.lock = self.context.lock
         self.segment_memory = self.context.segment_memory
-        self.archive = Archive(str(path), 1)
+        self.archive = Archive(str(path))
         self.tiers = Tiers(self.context, self.archive, None, self.settle)
         self.persister = Persister(self.context, self.tiers, CAPACITY, self.settle, lambda: None)
 

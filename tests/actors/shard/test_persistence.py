@@ -106,7 +106,7 @@ class TestContract:
             repo.flush()
             for model in ("m@1", "other", "m"):
                 repo.retire(model)
-            files = Archive(uri, 2)
+            files = Archive(uri)
             eventually(lambda: files.segments() == {}, "no tensor on disk")
             assert repo.stats().bytes_disk == 0
         with start(uri, shards=1) as repo:

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """A shard that has one segment, on disk only."""
-    archive = Archive(str(tmp_path), 1)
+    archive = Archive(str(tmp_path))
     put(archive, SEGMENT, {0: NOISE})
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     return Life(tmp_path)

@@ -39,7 +39,7 @@ def run_history(top: Path, *events: int) -> list[Any]:
 
 def started(folder: str) -> tuple[Archive, CatalogState]:
     """Start on a path as a repository does, without a journal; what nothing refers to is deleted."""
-    archive = Archive(folder, shards=1)
+    archive = Archive(folder)
     archive.sweep()
     state = CatalogState("start", on_path=True)
     Manifests(archive, state).read([0])
@@ -144,7 +144,7 @@ class TestFaults:
 
 class TestPaths:
     def test_what_it_lists_is_what_was_written(self, any_uri: str) -> None:
-        archive = Archive(any_uri, 1)
+        archive = Archive(any_uri)
         assert (archive.manifests(), archive.segments()) == ([], {})
         for serial, generation in ((1, 0), (1, 2), (1, 10), (255, 0)):
             archive.write_segment((0, serial), generation, [], [])
@@ -156,7 +156,7 @@ class TestPaths:
         }
         assert found[0, 255][0].name == "segments/ff.0.arrow"
         assert archive.manifests() == ["manifests/m@2.arrow"]
-        assert Archive(any_uri, 1, create=False).segments() == found
+        assert Archive(any_uri, create=False).segments() == found
         archive.delete_segments([file.name for files in found.values() for file in files])
         assert archive.segments() == {}
 
@@ -169,7 +169,7 @@ class TestPaths:
 
     @pytest.mark.parametrize("name", ["a", "a.b/c-d_e", "a//b", "./a", "a/./b", "a/", "a//", ".", "a.tmp", ".tmp/.tmp"])
     def test_every_legal_name_has_a_file_of_its_own(self, any_uri: str, name: str) -> None:
-        archive = Archive(any_uri, shards=1)
+        archive = Archive(any_uri)
         for ref in (ModelRef(name, 1), ModelRef(name, 12), ModelRef("other", 1)):
             archive.write_manifest(crash.manifest_of(ref, {}), {})
             assert archive.read_manifest(ref).header.ref == ref
@@ -180,31 +180,31 @@ class TestPaths:
     def test_a_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").touch()
         with pytest.raises(StorageError, match=r"expected an empty directory or a repository; found \['thesis.tex'\]"):
-            Archive(str(tmp_path), shards=1)
+            Archive(str(tmp_path))
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_nothing_is_made_unless_asked_for(self, tmp_path: Path) -> None:
         for folder in (tmp_path, tmp_path / "none"):
             with pytest.raises(StorageError, match=f"{folder}: expected"):
-                Archive(str(folder), shards=1, create=False)
+                Archive(str(folder), create=False)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("mark", [b"", b"{", b"[]", b"3", b"{}", b'{"format": 2}', b"\xff", b"[" * 100_000])
     def test_another_format_is_refused_by_name(self, tmp_path: Path, mark: bytes) -> None:
         (tmp_path / "repository.json").write_bytes(mark)
         with pytest.raises(CorruptDataError, match=r"repository.json: expected (format|JSON|a JSON object)"):
-            Archive(str(tmp_path), shards=1)
+            Archive(str(tmp_path))
         assert (tmp_path / "repository.json").read_bytes() == mark
 
     def test_a_start_that_was_killed_before_its_first_file_is_no_obstacle(self, tmp_path: Path) -> None:
         for name in (".0123456789abcdef.tmp", "lock"):
             (tmp_path / name).touch()
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         archive.sweep()
         assert sorted(archive.directory.list("")) == ["lock", "repository.json"]
 
     def test_a_file_under_another_files_name_is_found_out(self, tmp_path: Path) -> None:
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         for ref in (ModelRef("a", 1), ModelRef("b", 1)):
             archive.write_manifest(crash.manifest_of(ref, {}), {})
         (tmp_path / "manifests/a@1.arrow").rename(tmp_path / "manifests/b@1.arrow")
@@ -230,7 +230,7 @@ def any_uri(request: pytest.FixtureRequest, tmp_path: Path, server: S3Server) ->
 
 
 def test_names_of_files_that_others_chose_are_written_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    archive = Archive(str(tmp_path), shards=1)
+    archive = Archive(str(tmp_path))
     name = "a\nERROR forged\x1b[2J\udcff.arrow"
     (tmp_path / "manifests").mkdir()
     (tmp_path / "manifests" / name).write_bytes(b"no manifest")

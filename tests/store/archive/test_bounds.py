@@ -66,7 +66,7 @@ def batch_of(manifest: Manifest) -> pa.RecordBatch:
 
 
 def read(content: bytes) -> Manifest:
-    return decode_manifest(content, "here", 1)
+    return decode_manifest(content, "here")
 
 
 def deflated(nbytes: int, unit: bytes = b" ") -> str:
@@ -228,7 +228,7 @@ class TestSegment:
     @pytest.mark.parametrize("codec", [Zstd(), Gzip()], ids=str)
     def test_a_tensor_longer_than_the_manifest_says_is_not_decoded(self, tmp_path: Path, codec: Codec) -> None:
         """51 kB of Zstandard were decoded to 1.5 GB, and then compared."""
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         rows, parts = encode_tensors(codec, [tensor_of(0, "w", np.zeros(20 << 20, np.float64))])
         file = archive.write_segment((0, 0), 0, rows, parts)
         check_refused(
@@ -238,7 +238,7 @@ class TestSegment:
         )
 
     def test_a_base_longer_than_what_is_encoded_against_it_is_not_decoded(self, tmp_path: Path) -> None:
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         rows, parts = encode_tensors(Zstd(), [tensor_of(0, "w", np.zeros(20 << 20, np.float64))])
         archive.write_segment((0, 0), 0, rows, parts)
         rows, parts = encode_tensors(None, [tensor_of(0, "v", np.zeros(500))])
@@ -266,21 +266,21 @@ class TestSegment:
         ids=str,
     )
     def test_a_row_that_cannot_be_is_refused(self, tmp_path: Path, change: dict[str, object]) -> None:
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         rows, parts = encode_tensors(None, [tensor_of(0, "w", np.zeros(500))])
         file = archive.write_segment((0, 0), 0, [dataclasses.replace(rows[0], **change)], parts)
         with pytest.raises(CorruptDataError, match=r"segments/0.0.arrow: expected"):
             archive.open_segment(file)
 
     def test_a_slot_that_stands_twice_is_refused(self, tmp_path: Path) -> None:
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         rows, parts = encode_tensors(None, [tensor_of(0, "w", np.zeros(500)), tensor_of(0, "v", np.ones(500))])
         with pytest.raises(CorruptDataError, match=r"segments/0.0.arrow: expected rows"):
             archive.open_segment(archive.write_segment((0, 0), 0, rows, parts))
 
 
 def test_a_file_with_a_name_that_no_segment_has_is_passed_by(tmp_path: Path) -> None:
-    archive = Archive(str(tmp_path), shards=1)
+    archive = Archive(str(tmp_path))
     (tmp_path / "segments").mkdir()
     (tmp_path / "segments" / ("f" * 100 + ".0.arrow")).write_bytes(b"")
     (tmp_path / "segments" / ("f." + "9" * 100 + ".arrow")).write_bytes(b"")

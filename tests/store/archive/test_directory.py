@@ -299,7 +299,7 @@ class TestFsspec(Contract):
             assert "secret" not in "".join(traceback.format_exception(raised.value))
         monkeypatch.undo()
         assert content_of(directory, "a") == b"old"
-        archive, array = Archive(f"{uri}/history", 1), np.arange(3)
+        archive, array = Archive(f"{uri}/history"), np.arange(3)
         stored = archive.write_segment((0, 1), 0, *encode_tensors(None, [tensor_of(0, "w", array)]))
         assert (
             decode_slot(((0, 1), 0), array.nbytes, lambda _: archive.open_segment(stored)).tobytes() == array.tobytes()

@@ -71,7 +71,7 @@ def header(ref: ModelRef, **facts: Any) -> Header:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two versions, of which the second has one tensor of its own, compressed; and a third that was retired."""
     folder = tmp_path_factory.mktemp("repository")
-    archive = Archive(str(folder), shards=1)
+    archive = Archive(str(folder))
     first, second = ModelRef("nas/a", 1), ModelRef("b", 2)
     tensors = [tensor_of(10 * i, name, array) for i, (name, array) in enumerate(ARRAYS.items())]
     for generation in (0, 1):
@@ -382,7 +382,7 @@ class TestChains:
     """A version whose tensors are encoded in every way, from the manifest on."""
 
     def test_deltas_of_deltas_are_read_by_position(self, tmp_path: Path) -> None:
-        archive = Archive(str(tmp_path), shards=1)
+        archive = Archive(str(tmp_path))
         rng = np.random.default_rng(0)
         codec = from_spec("delta|shuffle|zstd(3)")
         arrays = [rng.standard_normal(BLOCK // 16).astype(np.float32)]

@@ -244,7 +244,7 @@ class TestFilesThatAreCut:
         file.close()
 
     def test_a_segment_file_that_is_cut_after_it_was_opened_says_so(self, tmp_path: Path) -> None:
-        archive, array = Archive(str(tmp_path), 1), np.arange(1 << 18)
+        archive, array = Archive(str(tmp_path)), np.arange(1 << 18)
         stored = archive.write_segment((0, 1), 0, *encode_tensors(None, [tensor_of(0, "w", array)]))
         file, memory = archive.open_segment(stored), np.zeros(array.nbytes, np.uint8)
         os.truncate(tmp_path / stored.name, 1 << 20)

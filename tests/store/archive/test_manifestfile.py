@@ -1,4 +1,4 @@
-"""Manifests as files: what is written is read, with any number of shards, and every flipped bit is found."""
+"""Manifests as files: what is written is read, and every flipped bit is found."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ slots = st.integers(0, 5000)
 lengths = st.lists(st.integers(0, 1 << 20), max_size=3).map(tuple)
 
 
-def place(serial: int, shards: int) -> SegmentId:
-    return serial % shards, serial
+def place(serial: int) -> SegmentId:
+    return 0, serial
 
 
 @st.composite
-def manifests(draw: st.DrawFn, shards: int) -> Manifest:
+def manifests(draw: st.DrawFn) -> Manifest:
     ref = draw(refs)
     older = refs.filter(lambda other: other.name != ref.name or other.version < ref.version)
     header = Header(
@@ -55,11 +55,11 @@ def manifests(draw: st.DrawFn, shards: int) -> Manifest:
     entries = {
         name: TensorEntry(dtype, shape, nbytes_of(dtype, shape), draw(owner), *where)
         for serial, slot in chosen
-        for name, where in [(draw(texts) + f"/{serial}/{slot}", (place(serial, shards), slot))]
+        for name, where in [(draw(texts) + f"/{serial}/{slot}", (place(serial), slot))]
         for dtype, shape in [(draw(st.sampled_from(["bool", "float32", "bfloat16"])), draw(lengths))]
     }
     bases = {
-        (entry.segment, entry.slot): tuple((place(serial, shards), slot) for serial, slot in chain)
+        (entry.segment, entry.slot): tuple((place(serial), slot) for serial, slot in chain)
         for entry in entries.values()
         if (chain := draw(st.lists(st.tuples(serials, slots), max_size=3, unique=True)))
         and (entry.segment[1], entry.slot) not in chain
@@ -80,24 +80,24 @@ def example(**changes: object) -> Manifest:
         codec="zstd(3)",
     )
     entries = {
-        "own/kernel": TensorEntry("float32", (2, 3), 24, None, (1, 5), 0),
+        "own/kernel": TensorEntry("float32", (2, 3), 24, None, (0, 5), 0),
         "inherited": TensorEntry("bfloat16", (), 2, ModelRef("a", 1), (0, 2), 7),
     }
-    bases: Mapping[Slot, tuple[Slot, ...]] = {((1, 5), 0): (((0, 2), 7), ((1, 1), 3))}
+    bases: Mapping[Slot, tuple[Slot, ...]] = {((0, 5), 0): (((0, 2), 7), ((0, 1), 3))}
     return dataclasses.replace(Manifest(header, ('{"layers": []}', None), entries, bases), **changes)
 
 
-def decoded(content: bytes, shards: int = 2) -> Manifest:
-    return decode_manifest(content, "here", shards)
+def decoded(content: bytes) -> Manifest:
+    return decode_manifest(content, "here")
 
 
 class TestRoundTrip:
-    @given(data=st.data(), shards=st.integers(1, 5))
+    @given(data=st.data())
     @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    def test_every_manifest_comes_back(self, data: st.DataObject, shards: int) -> None:
-        manifest = data.draw(manifests(shards))
+    def test_every_manifest_comes_back(self, data: st.DataObject) -> None:
+        manifest = data.draw(manifests())
         layers = {name: "layer" for name in manifest.entries if len(name) % 2}
-        assert decoded(encode_manifest(manifest, layers), shards) == manifest
+        assert decoded(encode_manifest(manifest, layers)) == manifest
 
     @given(data=st.data())
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -117,13 +117,6 @@ class TestRoundTrip:
         found = decoded(encode_manifest(example(header=header), {})).header.quality
         assert found is not None
         assert math.isnan(found)
-
-    def test_segments_belong_to_the_shards_that_there_are_now(self) -> None:
-        content = encode_manifest(example(), {})
-        for shards in (1, 2, 3, 4):
-            found = decoded(content, shards)
-            assert {entry.segment for entry in found.entries.values()} == {(5 % shards, 5), (2 % shards, 2)}
-            assert found.bases == {((5 % shards, 5), 0): (((2 % shards, 2), 7), ((1 % shards, 1), 3))}
 
     @pytest.mark.parametrize("text", ['"checksum": "' + "0" * 32 + '"', '{"checksum": "' + "0" * 32 + '"}', '", "'])
     def test_names_that_look_like_the_checksum_are_names(self, text: str) -> None:

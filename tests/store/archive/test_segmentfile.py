@@ -86,20 +86,18 @@ def written(uri: str, tensors: Sequence[Tensor], codec: Codec | None = None) -> 
     return write_segment(open_directory(uri), NAME, SEGMENT, rows, block_of(parts)), rows
 
 
-def opened(uri: str, shards: int = 2) -> SegmentFile:
-    return SegmentFile(open_directory(uri), NAME, shards)
+def opened(uri: str) -> SegmentFile:
+    return SegmentFile(open_directory(uri), NAME)
 
 
 class TestRoundTrip:
-    @given(tensors=tensor_lists(), codec=st.sampled_from(CODECS), shards=st.integers(1, 5))
+    @given(tensors=tensor_lists(), codec=st.sampled_from(CODECS))
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    def test_every_row_comes_back_and_decodes(
-        self, folder: Path, tensors: list[Tensor], codec: Codec | None, shards: int
-    ) -> None:
+    def test_every_row_comes_back_and_decodes(self, folder: Path, tensors: list[Tensor], codec: Codec | None) -> None:
         nbytes, rows = written(str(folder), tensors, codec)
-        file = opened(str(folder), shards)
+        file = opened(str(folder))
         assert file.nbytes == nbytes
-        assert file.segment == (255 % shards, 255)
+        assert file.segment == (0, 255)
         assert list(file.rows.values()) == rows
         for tensor in tensors:
             row, encoded = file.rows[tensor.slot], file.encoded(tensor.slot)
@@ -145,21 +143,21 @@ class TestRoundTrip:
         base = np.zeros(1000, np.float32)
         array = base.copy()
         array[7] = 1
-        written(str(folder), [tensor_of(3, "a", array, (((1, 17), 12), base))], Delta())
-        row = opened(str(folder), 3).rows[3]
+        written(str(folder), [tensor_of(3, "a", array, (((0, 17), 12), base))], Delta())
+        row = opened(str(folder)).rows[3]
         assert row.codec.startswith("delta")
-        assert row.base == ((17 % 3, 17), 12)
+        assert row.base == ((0, 17), 12)
 
-    @given(st.integers(0, 1 << 200), st.integers(0, (1 << 19) - 1), st.integers(1, 9))
-    def test_places_are_read_as_they_are_written(self, serial: int, slot: int, shards: int) -> None:
-        segment = (serial % shards, serial)
-        assert segment_of(segment_text(segment), shards) == segment
-        assert slot_of(slot_text((segment, slot)), shards) == (segment, slot)
+    @given(st.integers(0, 1 << 200), st.integers(0, (1 << 19) - 1))
+    def test_places_are_read_as_they_are_written(self, serial: int, slot: int) -> None:
+        segment = (0, serial)
+        assert segment_of(segment_text(segment)) == segment
+        assert slot_of(slot_text((segment, slot))) == (segment, slot)
 
     @pytest.mark.parametrize("text", ["", "/", "x/1", "1/", "1/x", "1/-1", "1", "1/²", "/1", "1/1/1"])
     def test_what_is_no_place_is_refused(self, text: str) -> None:
         with pytest.raises(CorruptDataError, match="expected a"):
-            slot_of(text, 1)
+            slot_of(text)
 
 
 class TestBlocks:
@@ -207,7 +205,7 @@ class TestDamage:
     def test_no_flipped_bit_gives_other_rows_or_bytes(self, folder: Path, tensors: list[Tensor]) -> None:
         found: list[str] = []
         harmless = 0
-        archive = Archive(str(folder / "flipped"), shards=2)
+        archive = Archive(str(folder / "flipped"))
         rows, parts = encode_tensors(None, tensors)
         stored = archive.write_segment(SEGMENT, 0, rows, parts)
         path = folder / "flipped" / stored.name
@@ -322,7 +320,7 @@ class TestDamage:
 
     def test_a_missing_file_is_named(self, folder: Path) -> None:
         with pytest.raises(StorageError, match=r"none.arrow: expected to open it; No such file"):
-            SegmentFile(open_directory(str(folder)), "none.arrow", 1)
+            SegmentFile(open_directory(str(folder)), "none.arrow")
 
     def test_a_disk_that_fails_is_no_damaged_file(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         written(str(folder), [tensor_of(0, "large", np.zeros(1 << 18, np.uint8))])

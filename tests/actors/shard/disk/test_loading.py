@@ -29,7 +29,7 @@ BYTES = {ONE: 3 * MIB, TWO: 7 * MIB // 2, THREE: 3 * MIB, FOUR: 3 * MIB}
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
     """A shard of 8 MiB with four segments on disk: 3, 3.5, 3 and 3 MiB."""
-    archive = Archive(str(tmp_path), 1)
+    archive = Archive(str(tmp_path))
     for segment, nbytes in BYTES.items():
         put(archive, segment, {0: np.full(nbytes, segment[1], np.uint8)})
     return Life(tmp_path)
