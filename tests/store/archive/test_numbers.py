@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorvine.store.archive import numbers
 from tensorvine.store.archive.directory import Directory
-from tensorvine.store.archive.numbers import decoded, encoded
+from tensorvine.store.archive.numbers import decoded
 from tensorvine.store.archive.opening import open_directory
 from tensorvine.store.refs import ModelRef
+
+from tests.support.number_logs import encoded
 
 refs = st.builds(
     ModelRef,
