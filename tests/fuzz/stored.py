@@ -47,8 +47,8 @@ from tensorvine.store.versions.version import Draft
 
 from tests.fuzz.mutations import BORDERS, evil_number, evil_text, of_bytes, of_json
 from tests.fuzz.target import Read, Target
+from tests.support import number_logs
 from tests.support.crash import tensor_of
-from tests.support.number_logs import encoded
 
 EARLIER = Path(__file__).parents[1] / "data"
 SEGMENT: SegmentId = (0, 0xAB)
@@ -480,6 +480,6 @@ STORED = (
     Target("codec", _codec_inputs, _codec_reading, _damaged_codec, compiled=_compiled),
     Target("body", lambda folder: [encode_body(entries())], _body_reading, _json_damaged),
     Target("graph", lambda folder: [GRAPH.to_json().encode()], _graph_reading, _json_damaged),
-    Target("numbers", lambda folder: [encoded([REF, ModelRef("b", 1)])], _numbers_reading),
+    Target("numbers", lambda folder: [number_logs.encoded([REF, ModelRef("b", 1)])], _numbers_reading),
     Target("mark", lambda folder: [b'{"format": 1}'], _mark_reading, _json_damaged),
 )
