@@ -174,8 +174,8 @@ class Repository(Deployment):
             OptionError: if `durability` or `timeout` is invalid, or the metadata is larger than the repository's
                 `metadata_bytes`.
             ModelNotFoundError: if the parent does not exist.
-            CorruptDataError: if a tensor of a layer in `inherit` is in a file that the shard which commits knows to be
-                damaged. Where only another shard knows, the save succeeds, and a load raises this.
+            CorruptDataError: if a tensor of a layer in `inherit` is in a damaged file of the shard that commits. If the
+                file is another shard's, the save succeeds, and a load raises this.
             StoreFullError: if a shard has too little memory for the tensors.
             StorageError: if `durability` is `"disk"` and the repository has no path, or if the new version, or an
                 earlier version in the write queue, cannot be written to disk. The new version is not committed.
