@@ -72,7 +72,7 @@ def test_a_nanny_that_is_killed_takes_its_actors_along_and_they_start_on_another
         with pytest.raises(ModelLostError):
             engine.get(handles, WAIT_S, "keeper")
         assert node(engine, there) is None
-        processes.start_worker("two")
+        processes.start_worker("three")  # which of the two was killed is not known
         anew = eventually(
             lambda: [found for found in engine.nodes() if found.id not in (here, there)],
             "a node in place of the one that ended",
