@@ -44,7 +44,7 @@ from tests.support.page_cache import cached, evict
 from tests.support.s3 import S3Server
 
 MIB = 1 << 20
-SEGMENT = (1, 255)
+SEGMENT = (0, 255)
 NAME = "segments/ff.0.arrow"
 DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "int64", "uint16", "bool", "complex64")
 CODECS: tuple[Codec | None, ...] = (None, Zstd(), Gzip(), Shuffle() | Zstd(), Quantize(8), Quantize(4) | Zstd())
