@@ -142,7 +142,12 @@ class Peers:
         for segment, slots in holds.items():
             if (shard := self.topology_after.where(segment)) != self._config.index:
                 by_shard.setdefault(shard, {})[segment] = slots
-        await asyncio.gather(*(self._hold_at(shard, ref, part, deadline) for shard, part in by_shard.items()))
+        asked = [asyncio.ensure_future(self._hold_at(shard, ref, part, deadline)) for shard, part in by_shard.items()]
+        try:
+            await asyncio.gather(*asked)
+        finally:  # after an error none is repeated: it would come after the release
+            for one in asked:
+                one.cancel()
 
     def keepers(self, holds: Holds) -> set[int]:
         """Name the other shards that `hold` would ask."""

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.tenure import LapsedError
+from tensorvine.planner.topology import Topology
 from tensorvine.store.archive.archive import Archive
-from tensorvine.store.errors import OperationTimeoutError, ShardUnavailableError
+from tensorvine.store.errors import ModelLostError, OperationTimeoutError, ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.waiting import Deadline
 
@@ -143,6 +144,28 @@ def test_a_save_asks_a_shard_again_that_is_restarted_or_has_no_lease(
     monkeypatch.setattr(home.peers, "ask", ask)
     asyncio.run(home.peers.hold(ModelRef("m", 1), {(1, 1): [0]}, Deadline.after(60.0)))
     assert heard == ["hold"]
+
+
+def test_after_an_error_of_one_shard_another_is_not_asked_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held then would stay: the release has failed while it was restarted."""
+    asked: list[int] = []
+
+    async def ask(shard: int, request: Request[Any], timeout: float) -> None:
+        asked.append(shard)
+        if shard == 1:
+            raise ShardUnavailableError("it is being restarted")
+        raise ModelLostError("it has lost the segment")
+
+    monkeypatch.setattr(home.peers, "ask", ask)
+    home.peers.topology = home.peers.topology_after = Topology("gone", (0, 1, 2), "test")
+
+    async def hold() -> None:
+        with pytest.raises(ModelLostError):
+            await home.peers.hold(ModelRef("m", 1), {(1, 1): [0], (2, 2): [0]}, Deadline.after(60.0))
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    asyncio.run(hold())
+    assert sorted(asked) == [1, 2]
 
 
 # ---- the path -----------------------------------------------------------------------------------------
