@@ -34,6 +34,7 @@ from ..rpc.messages import PEER_TIMEOUT_S, RecoveryInfo, Sender, ShardConfig, pl
 from ..rpc.registry import Registry
 from ..rpc.shard_channels import ShardChannels
 from .calls import ShardCalls
+from .tenure import LapsedError
 
 log = logging.getLogger(__name__)
 
@@ -158,8 +159,8 @@ class Peers:
         await asyncio.gather(*(self._release_at(shard, holder) for shard in shards))
 
     async def _release_at(self, shard: int, holder: Holder) -> None:
-        try:
-            await self.ask(shard, ShardCalls.release(holder))
+        try:  # a refusal comes from an incarnation without a lease; the next one may have asked for its holders before
+            await self.repeat(shard, ShardCalls.release(holder), Deadline.after(PEER_TIMEOUT_S), LapsedError)
         except TensorVineError as exc:
             successors = self.topology.gone.get(shard, ())
             if not successors:  # if it died, it forgot all of it anyway

@@ -1,7 +1,7 @@
 """Who holds tensors of a shard: versions of other homes, by name, as these homes tell it.
 
 Rules
-- A shard without a lease refuses new holders (`tenure`): its next incarnation may have asked all homes already.
+- A shard without a lease refuses holds and releases (`tenure`): its next incarnation may have asked all homes already.
 - A version's home tells the shards that have its tensors to hold and to release them. Telling twice changes nothing,
   and a release counts whether it comes after the hold that it undoes or before (`store.versions.overtaken`).
 - A shard whose segments went to its successors passes on what it is told of them (`segment_handoff`).
@@ -83,6 +83,7 @@ class Holders:
     @answers(HolderCalls.release)
     async def release(self, holder: Holder) -> None:
         with self._lock:
+            self._tenure.check()
             if isinstance(holder, ModelRef):
                 if not self._state.is_holder(holder):
                     self._overtaken.released(holder)

@@ -4,6 +4,8 @@ Rules
 - All that is asked for is in memory at one time when it is answered. What was read from the disk for it stays until the
   reader has locked it, for `LOCK_S` at most.
 - What is on disk only is read into the memory first.
+- A shard without a lease tells no places (`tenure`): its next incarnation may be on the reader's node, and the reader
+  would look there.
 """
 
 from __future__ import annotations
@@ -147,6 +149,7 @@ class Reads:
         kept: list[np.ndarray] = []
         for tried in range(READ_ROUNDS):
             with self._lock:
+                self._context.tenure.check()
                 wanted = places()
                 if not self._state.absent(wanted):
                     found = self._found(wanted, local)

@@ -61,6 +61,7 @@ class Sessions:
     async def hello(self, client: str, node: str, process: ProcessId) -> Hello:
         here = self._engine.this_node()
         with self._lock:
+            self._tenure.check()
             self._state.open(client, time.monotonic())
             if node == here:
                 self._local.watch(client, process)

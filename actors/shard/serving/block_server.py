@@ -59,13 +59,18 @@ class BlockServer:
 
         Raises:
             ModelLostError: a slot is not there any more.
+            LapsedError: a slot is not there, and this shard has no lease.
             OperationTimeoutError: reading took longer than `timeout` seconds.
             StoreFullError: others push out again what is read.
         """
         deadline = Deadline.after(timeout)
         for _ in range(READ_ROUNDS):
             with self._lock:
-                served = self._served(slots)
+                try:
+                    served = self._served(slots)
+                except ModelLostError:
+                    self._context.tenure.check()  # without a lease: the next incarnation may have it
+                    raise
             if served is not None:
                 return served
             self._peers.call(self._index, ShardCalls.blocks(slots), deadline.left())

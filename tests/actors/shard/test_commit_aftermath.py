@@ -150,7 +150,7 @@ def test_what_a_shard_that_has_drained_does_not_hear_any_more_its_successors_are
 ) -> None:
     heard: list[int] = []
 
-    async def ask(shard: int, request: Request[Any]) -> None:
+    async def ask(shard: int, request: Request[Any], timeout: float) -> None:
         heard.append(shard)
         if shard not in (0, 3):
             raise ShardUnavailableError(f"shard {shard} has drained")

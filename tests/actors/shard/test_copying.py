@@ -268,6 +268,23 @@ def test_memory_that_is_still_being_filled_is_not_granted_again(pair: Pair, monk
     asyncio.run(given_up())
 
 
+def test_what_a_source_without_a_lease_has_not_is_not_lost(pair: Pair) -> None:
+    """The next incarnation may have it. What this one has, it gives."""
+    tenure: Any = pair.source.tenure
+    pair.let_go(SEGMENT, 0)
+    server = BlockServer(pair.source)
+    try:
+        tenure.holds = False
+        assert server.kept({SEGMENT: [1]}, WAIT_S)[SEGMENT].slots.keys() == {1}
+        with pytest.raises(ShardUnavailableError, match="there is no lease"):
+            server.kept({SEGMENT: [0]}, WAIT_S)
+        tenure.holds = True
+        with pytest.raises(ModelLostError):
+            server.kept({SEGMENT: [0]}, WAIT_S)
+    finally:
+        server._server.close()
+
+
 def test_what_is_sent_has_its_own_hashes_though_the_segment_is_read_again_with_other_bytes(pair: Pair) -> None:
     """As a lossy codec gives them, where the segment leaves the memory while it is sent."""
     with pair.source.lock:

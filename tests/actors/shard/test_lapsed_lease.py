@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorvine.actors.memory.process import this_process
 from tensorvine.actors.rpc.calls import Request
 from tensorvine.actors.shard.tenure import LapsedError
 from tensorvine.planner.topology import Topology
@@ -123,6 +124,34 @@ def test_a_shard_without_a_lease_holds_nothing_for_others(home: Home) -> None:
     with pytest.raises(ShardUnavailableError, match="there is no lease"):
         asyncio.run(home.holders.hold(ModelRef("m", 1), {SEGMENT: [0]}))
     assert not home.state.is_holder(ModelRef("m", 1))
+
+
+def test_a_shard_without_a_lease_releases_nothing_and_is_asked_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next incarnation may hold that already; what the former one released, the next would keep for ever."""
+    tenure: Any = home.context.tenure
+    tenure.holds = False
+    with pytest.raises(ShardUnavailableError, match="there is no lease"):
+        asyncio.run(home.holders.release(ModelRef("m", 1)))
+    answers = [LapsedError("no lease"), ShardUnavailableError("it is being restarted"), None]
+
+    async def ask(shard: int, request: Request[Any], timeout: float) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(home.peers, "ask", ask)
+    asyncio.run(home.peers.release(ModelRef("m", 1), [1]))
+    assert answers == []
+
+
+def test_a_shard_without_a_lease_greets_nobody(home: Home) -> None:
+    """Its next incarnation may be on the node of who asks, and the client would take this one for the shard."""
+    tenure: Any = home.context.tenure
+    tenure.holds = False
+    with pytest.raises(ShardUnavailableError, match="there is no lease"):
+        asyncio.run(home.sessions.hello("client", "here", this_process()))
 
 
 def test_a_save_asks_a_shard_again_that_is_restarted_or_has_no_lease(

@@ -14,6 +14,7 @@ from tensorvine.actors.memory.memory import MemoryView, SharedMemory
 from tensorvine.actors.shard.parts import reads as module
 from tensorvine.actors.shard.parts.reads import Reads
 from tensorvine.store.archive.archive import Archive
+from tensorvine.store.errors import ShardUnavailableError
 from tensorvine.store.refs import ModelRef
 from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.blockheader import header_of
@@ -88,6 +89,14 @@ def test_it_stays_until_the_reader_has_locked_it(life: Life, monkeypatch: pytest
         assert not stays(life)
 
     asyncio.run(scene())
+
+
+def test_a_shard_without_a_lease_tells_no_places(life: Life) -> None:
+    """A reader that has the memory of the next incarnation would look there for them, until its timeout."""
+    tenure: Any = life.context.tenure
+    tenure.holds = False
+    with pytest.raises(ShardUnavailableError, match="there is no lease"):
+        asyncio.run(read(life))
 
 
 def test_a_reader_that_never_locks_it_keeps_nothing_for_long(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
