@@ -4,8 +4,7 @@ Rules
 - All that is asked for is in memory at one time when it is answered. What was read from the disk for it stays until the
   reader has locked it, for `LOCK_S` at most.
 - What is on disk only is read into the memory first.
-- A shard without a lease tells no places (`tenure`): its next incarnation may be on the reader's node, and the reader
-  would look there.
+- A shard without a lease returns no positions (`tenure`): the reader may have mapped its successor's memory.
 """
 
 from __future__ import annotations
