@@ -210,14 +210,17 @@ class RayEngine:
         return {name.decode(): value for name, value in zip(names, found, strict=True) if value is not None}
 
     def reach(self, actor: Any, timeout: float, who: str) -> Sequence[SocketAddress]:
-        """Ask an actor for its address, again and again: Ray may keep a call that it would refuse now."""
+        """Ask an actor for its address, again and again: Ray may keep a call that it would refuse now.
+
+        The thread waits outside of Ray: if the process ends, Ray would crash in its call, or raise `SystemExit` in it.
+        """
         deadline = Deadline.after(timeout)
         while True:
             _check_running(who)
+            asked: ray.ObjectRef[SocketAddress] = actor.tensorvine_reach.remote(self.this_node(), os.geteuid())
             try:
-                asked: ray.ObjectRef[SocketAddress] = actor.tensorvine_reach.remote(self.this_node(), os.geteuid())
-                return [ray.get(asked, timeout=deadline.left(_ASK_S))]
-            except ray.exceptions.GetTimeoutError as exc:
+                return [asked.future().result(deadline.left(_ASK_S))]
+            except TimeoutError as exc:
                 if deadline.passed:
                     _translate(exc, timeout, who)
             except ray.exceptions.RayError as exc:
