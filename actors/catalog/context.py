@@ -38,6 +38,8 @@ class Change(Enum):
     """A shard has reported, or has left."""
     COPIES = auto()
     """Copies of the journal or of segments have come."""
+    ORDERS = auto()
+    """A shard has acknowledged orders."""
 
 
 Topic: TypeAlias = Change

@@ -157,6 +157,11 @@ class Lines:
         for shard in self._lines:
             self.order(shard, order)
 
+    def obeyed(self) -> Callable[[], bool | None]:
+        """Return a question: have all shards acknowledged the orders that there are now? Ask with the lock held."""
+        last = [(line, line.first + len(line.orders)) for line in self._lines.values()]
+        return lambda: all(line.first >= end or self._lines.get(line.shard) is not line for line, end in last) or None
+
     # ---- pushes ---------------------------------------------------------------------------------------
 
     def watch(self, line: Line, names: Sequence[str]) -> None:

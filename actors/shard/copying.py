@@ -239,7 +239,7 @@ def _read(
             arrived = client.read(places, deadline.left(), "a copy", hashed)
             if hashed:
                 slots = [(f"slot {n} of {s}", s, n, o.sizes[n]) for s, o in some.items() for n in o.slots]
-                check_content(slots, arrived, "TCP")
+                check_content(slots, arrived, f"TCP from {address[0]}:{address[1]}")
             for segment, original in some.items():
                 part = parts.get(segment)
                 handle = part if part is not None else arrived[segment].block.tobytes()

@@ -248,7 +248,7 @@ def check_content(
         content = digest_of(part.block[start : start + nbytes])
         if content != expected:
             raise CorruptDataError(
-                f"tensor {name!r} by {by} from shard {segment[0]}: expected content {expected}; found {content}"
+                f"tensor {name!r} by {by}: expected content {expected}; found {content}"
             )
 
 

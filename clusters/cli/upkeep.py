@@ -45,7 +45,7 @@ def scale(
         return
     out = console()
     out.print(f"Repository {known} has {words.count(report.shards_after, 'shard')}; before: {report.shards_before}")
-    out.print(f"  {size(report.tensor_bytes_moved)} of tensors moved, in {report.seconds:.2f} s")
+    out.print(f"  tensors moved: {size(report.tensor_bytes_moved)}; took {report.seconds:.2f} s")
 
 
 def flush(

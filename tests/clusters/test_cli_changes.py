@@ -157,7 +157,7 @@ class TestUpkeep:
         assert (code, err) == (0, "")
         lines = out.splitlines()
         assert lines[0] == "Repository changed has 1 shard; before: 2"
-        assert "of tensors moved, in" in lines[1]
+        assert lines[1].startswith("  tensors moved: ")
         assert [str(ref) for ref in repo.models("moved-")] == [f"{name}@1" for name in names]
 
     def test_all_is_on_disk_after_a_flush(self, repo: Repository) -> None:

@@ -62,6 +62,14 @@ class _Secrets:
         return world().random.randrange(bound)
 
     @staticmethod
+    def randbits(count: int) -> int:
+        return world().random.getrandbits(count)
+
+    @staticmethod
+    def token_bytes(count: int = 32) -> bytes:
+        return world().random.randbytes(count)
+
+    @staticmethod
     def token_hex(count: int = 8) -> str:
         return f"{world().random.getrandbits(8 * count):0{2 * count}x}"
 

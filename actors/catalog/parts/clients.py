@@ -16,10 +16,13 @@ from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.catalog_calls import ClientCalls
 from ...rpc.catalog_messages import CatalogStats, Declared, Page, Renewed, UnreadFile, Welcome
-from ..context import CatalogContext
+from ..context import CatalogContext, Change
 from ..durable import ManifestWriter
 from ..lines import Lines
 from ..placement import Placement
+
+ORDERS_S = 0.5
+"""How long the figures wait for shards to acknowledge orders: until then memory of retired versions counts."""
 
 
 class Clients:
@@ -94,6 +97,10 @@ class Clients:
 
     @answers(ClientCalls.stats)
     async def stats(self) -> CatalogStats:
+        with self._lock:
+            self._context.lease.check()
+            obeyed = self._lines.obeyed()
+        await self._context.notifier.until(Change.ORDERS, obeyed, Deadline.after(ORDERS_S))
         with self._lock:
             self._context.lease.check()
             unwritten = [self._state.live(ref) for ref in self._state.unwritten]

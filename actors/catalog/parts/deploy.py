@@ -135,6 +135,7 @@ class Deploy:
             line = self._lines.get(shard)
             if shard in self._leaving and line is not None and not line.orders:
                 self._left.add(shard)
+        self._context.notifier.tell(Change.ORDERS)
 
     def _end(self, shard: int) -> None:
         """Take a shard out that has left."""

@@ -115,7 +115,7 @@ class Fetcher:
             transport, more = self._bring(shard, sizes_of(missing.values()), nbytes, wish)
             if wish.verify and not transport.checks:
                 tensors = ((name, e.segment, e.slot, e.nbytes) for name, e in missing.items())
-                check_content(tensors, more, f"{wish.what}: transport {transport.name!r}")
+                check_content(tensors, more, f"{wish.what}: transport {transport.name!r} from shard {shard}")
             found.update(more)
             if transport.exact:
                 self._note(more, wish.verify or transport.checks)

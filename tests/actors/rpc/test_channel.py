@@ -780,7 +780,7 @@ def test_a_client_with_connections_asks_the_engine_nothing(cluster: object, monk
             repo.retire(ref)
 
         use("first")
-        repo._session.connect_all()
+        repo.stats()  # connects to all shards
         for number in range(8):  # names of both shards
             use(f"warm-{number}")
         for method in ("find", "reach"):

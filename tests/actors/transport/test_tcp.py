@@ -153,7 +153,7 @@ class TestContent:
         block = found.block.copy()
         block[found.offsets[1] + 3] ^= 1
         wrong = {(1, 5): Received(found.offsets, block, found.digests)}
-        with pytest.raises(CorruptDataError, match=r"tensor 'b' by socket from shard 1: expected content \w+; found"):
+        with pytest.raises(CorruptDataError, match=r"tensor 'b' by socket: expected content \w+; found"):
             check_content([("a", (1, 5), 0, 3), ("b", (1, 5), 1, 4)], wrong, "socket")
 
     def test_content_without_a_hash_does_not_pass(self, store: Store, client: TcpClient) -> None:
