@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ AGAIN_S, IDLE_S = 0.25, 60.0
 """The pause before orders are sent again, and between two looks for some."""
 AT_ONCE = 256
 """Orders in one message."""
+SILENT_S = 5.0
+"""A shard that has not asked for the term for so long is silent: its process may have ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +61,13 @@ class Line:
     first: int = 1
     """Serial number of the first of them."""
     sender: Ticker | None = None
+    heard: float = field(default_factory=time.monotonic)
+    """When it last asked for the term."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its process may have ended."""
+        return time.monotonic() - self.heard > SILENT_S
 
     def report_is_new(self, report: Report) -> bool:
         """Tell whether a report is the next one of this line; an earlier one was applied already.
@@ -156,6 +166,10 @@ class Lines:
         """Order something of all shards. Call it with the lock held."""
         for shard in self._lines:
             self.order(shard, order)
+
+    def all_silent(self, shards: Iterable[int]) -> bool:
+        """Tell whether none of some shards has been heard lately. Call it with the lock held."""
+        return all(line is None or line.is_silent for line in map(self._lines.get, shards))
 
     def obeyed(self) -> Callable[[], bool | None]:
         """Return a question: have all shards acknowledged the orders that there are now? Ask with the lock held."""

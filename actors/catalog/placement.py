@@ -406,6 +406,12 @@ class Placement:
         found = ((segment, self._references.get(segment)) for segment in segments)
         return self._copy_more([(segment, known) for segment, known in found if known is not None])
 
+    def silent(self, segments: Iterable[SegmentId]) -> list[int]:
+        """Return the silent shards that alone have some of these segments. Call it with the lock held."""
+        found = (self._references.get(segment) for segment in segments)
+        places = [known.copies for known in found if known is not None and known.file is None]
+        return sorted({shard for shards in places if self._lines.all_silent(shards) for shard in shards})
+
     def _after_files(self, stored: Mapping[SegmentId, File]) -> None:
         """Free copies of what is in files now."""
         changes: dict[SegmentId, _Change] = {}

@@ -117,6 +117,8 @@ class Beginning:
     """The version whose table the client has."""
     graph_key: bytes | None = None
     """Key of the graph that the commit will name; None: not known yet."""
+    waits: bool = False
+    """Wait for tensors of the parent that shards still look for on the path: they must be inherited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ class Begun:
     lease: Lease | None
     """Pins the parent."""
     places: Mapping[SegmentId, Location]
-    """Of the parent's segments."""
+    """Of the parent's segments, without those of which it has tensors that are lost or looked for."""
     has_graph: bool
     """The catalog has the graph of that key: the commit need not bring it."""
 

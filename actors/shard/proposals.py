@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...store.catalog.reports import Staged
 from ...store.errors import OperationTimeoutError, ShardUnavailableError
+from ...store.holders import Request
 from ...store.segments.segment import SegmentId
 from ...store.waiting import NEVER, Backoff, Deadline
 from ..rpc.catalog_calls import CatalogCalls
@@ -43,6 +44,8 @@ class Proposals:
         self._catalog = context.catalog
         self._lease = context.lease
         self._reporting = reporting
+        self.refusals: dict[Request, str] = {}
+        """Saves under way -> why the catalog did not decide the last time."""
 
     async def ready(self, what: str, deadline: Deadline) -> None:
         """Wait until something may be proposed.
@@ -71,6 +74,12 @@ class Proposals:
             ShardUnavailableError: the shard was stopped, or another process has replaced it: the outcome is not known.
             TensorVineError: what the catalog raised.
         """
+        try:
+            return await self._answer(proposal, deadline)
+        finally:
+            self.refusals.pop(proposal.save, None)
+
+    async def _answer(self, proposal: Proposal, deadline: Deadline) -> Committed | Refused:
         pauses = Backoff(*PAUSE_S)
         while True:
             await self.ready(f"save {proposal.save}", NEVER)
@@ -80,7 +89,8 @@ class Proposals:
                 answer = await self._asked(replace(proposal, timeout=left), trial)
                 if answer is not None:
                     return answer
-            except ShardUnavailableError:
+            except ShardUnavailableError as exc:
+                self.refusals[proposal.save] = str(exc)
                 self._reporting.soon()
             except OperationTimeoutError:
                 if not trial.passed:  # the catalog's own word

@@ -247,9 +247,7 @@ def check_content(
         start = part.offsets[slot]
         content = digest_of(part.block[start : start + nbytes])
         if content != expected:
-            raise CorruptDataError(
-                f"tensor {name!r} by {by}: expected content {expected}; found {content}"
-            )
+            raise CorruptDataError(f"tensor {name!r} by {by}: expected content {expected}; found {content}")
 
 
 def _has_ended(exc: OSError) -> bool:

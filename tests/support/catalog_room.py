@@ -24,14 +24,17 @@ from tensorvine.store.graphs.graph import ModelGraph
 from tensorvine.store.graphs.index import PrefixQuery
 from tensorvine.store.holders import Request
 from tensorvine.store.refs import ModelRef
-from tensorvine.store.segments.segment import Label
+from tensorvine.store.segments.segment import Label, SegmentId
 from tensorvine.store.versions.architectures import packed
 from tensorvine.store.versions.manifest import TensorEntry, encode_body
+from tensorvine.store.versions.slots import packed_slots
 
 from tests.support.direct import DirectLines
 from tests.support.shard_room import CLIENT, REPOSITORY, WAIT_S, Room
 
 GRAPH = ModelGraph(())
+LARGE = bytes(range(256)) * 1024
+"""A tensor that travels in no message."""
 
 
 class CatalogRoom(Room):
@@ -126,6 +129,34 @@ class CatalogRoom(Room):
         answer = self.commit(self.handed(self.number, [filled], **named), name, shard)
         assert isinstance(answer, Committed), answer
         return answer.ref
+
+    def inheriting(self, parent: ModelRef, *contents: bytes, durable: bool = True) -> Handed:
+        """Make a save at shard 0 that brings tensors, inherits all of its parent's, each `LARGE`, and has no graph."""
+        self.number += 1
+        named: dict[SegmentId, list[int]] = {}
+        for segment in self.locate(parent).places:
+            known = self.real._context.state.references.get(segment)
+            assert known is not None
+            named[segment] = known.live()
+        labels = tuple(Label(slot, f"own{slot}", None, "uint8", (len(one),)) for slot, one in enumerate(contents))
+        block = self.filled(self.number, self.segment(), contents, labels)
+        handed = self.handed(self.number, [block], durable=durable)
+        entries = {
+            f"{segment[1]:x}/{slot}": TensorEntry("uint8", (len(LARGE),), len(LARGE), parent, segment, slot)
+            for segment, slots in named.items()
+            for slot in slots
+        }
+        entries |= {
+            f"{block.id[1]:x}/{slot}": TensorEntry("uint8", (size,), size, None, block.id, slot)
+            for slot, size in enumerate(block.sizes)
+        }
+        draft = replace(
+            handed.draft,
+            parent=parent,
+            body=encode_body(entries),
+            slots=packed_slots({**named, block.id: list(range(len(contents)))}),
+        )
+        return replace(handed, draft=draft, default_parent=False)
 
     def retire(self, ref: ModelRef) -> None:
         self.ask(CatalogCalls.retire(self.request(), ref.name, ref.version))

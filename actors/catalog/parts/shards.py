@@ -80,6 +80,8 @@ class Shards:
             line = self._lines.get(shard)
             if shard not in self._context.topology.shards or (line is not None and line.incarnation > incarnation):
                 raise ShardUnavailableError(f"shard {shard}: expected its newest process; another one has reported")
+            if line is not None and line.incarnation == incarnation:
+                line.heard = time.monotonic()
             return self._context.term
 
     @answers(KeeperCalls.report)
@@ -112,6 +114,8 @@ class Shards:
             if done is None:
                 self._state.requests.check(draft.save)
                 self._state.requests.open(draft.save.client, time.monotonic())
+                if silent := self._placement.silent(inherited):  # its next process may lack them
+                    raise ShardUnavailableError(f"shards {silent}, which have tensors that it inherits, are silent")
                 refusal = self._state.refusal(draft, proposal.default_parent, proposal.staged.keys())
                 if refusal is not None:
                     return Refused(*refusal)

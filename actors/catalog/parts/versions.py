@@ -137,22 +137,29 @@ class Versions:
 
     @answers(ClientCalls.begin)
     async def begin(self, asked: Beginning) -> Begun:
-        with self._lock:
-            self._context.lease.check()
-            self._context.requests += 1
-            self._state.requests.check(asked.save)
-            self._state.requests.open(asked.save.client, time.monotonic())
-            has_graph = asked.graph_key is not None and asked.graph_key in self._state.graphs
-            newest, version = self._state.newest(asked.name), asked.version
-            if asked.optional and newest is None:
-                return Begun(header=None, body=None, lease=None, places={}, has_graph=has_graph)
-            if asked.optional and newest is not None and version is None:
-                version = newest.version  # also where a later one cannot be read now
-            lease = Lease(asked.save)
-            entry = self._state.pin(asked.name, version, lease, time.monotonic())
-            body = self._state.body_of(entry) if entry.header.ref != asked.known else None
-            places = self._places(self._state.holds_of(entry))
-            return Begun(header=entry.header, body=body, lease=lease, places=places, has_graph=has_graph)
+        deadline = Deadline.after(BRING_S)
+        while True:
+            with self._lock:
+                self._context.lease.check()
+                self._context.requests += 1
+                self._state.requests.check(asked.save)
+                self._state.requests.open(asked.save.client, time.monotonic())
+                has_graph = asked.graph_key is not None and asked.graph_key in self._state.graphs
+                newest, version = self._state.newest(asked.name), asked.version
+                if asked.optional and newest is None:
+                    return Begun(header=None, body=None, lease=None, places={}, has_graph=has_graph)
+                if asked.optional and newest is not None and version is None:
+                    version = newest.version  # also where a later one cannot be read now
+                lease = Lease(asked.save)
+                entry = self._state.pin(asked.name, version, lease, time.monotonic())
+                holds = self._state.holds_of(entry)
+                if not asked.waits or self._placement.bringing.isdisjoint(holds):
+                    body = self._state.body_of(entry) if entry.header.ref != asked.known else None
+                    whole = {s: slots for s, slots in holds.items() if self._state.references.has(s, slots)}
+                    return Begun(
+                        header=entry.header, body=body, lease=lease, places=self._places(whole), has_graph=has_graph
+                    )
+            await self._brought(entry.header.ref, holds, deadline)
 
     @answers(ClientCalls.match)
     async def match(self, query: Request, graphs: Sequence[PrefixQuery], places: bool) -> Matches:

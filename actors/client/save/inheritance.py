@@ -56,11 +56,15 @@ class Parent:
     graph_key: bytes | None = None
     table: Mapping[str, TensorEntry] = field(default_factory=dict[str, TensorEntry])
     places: Mapping[SegmentId, Location] = field(default_factory=dict[SegmentId, Location])
-    """Where its segments are, if the catalog was asked."""
+    """Where its segments are that are whole, if the catalog was asked."""
     pinned: bool = False
     """The save has begun: the catalog keeps the parent for it."""
     has_graph: bool = False
     """The catalog has the graph that the save names."""
+
+    def may_have(self, row: TensorEntry) -> bool:
+        """Tell whether a tensor is not known to be lost."""
+        return not self.pinned or row.segment in self.places
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +97,7 @@ class Inheritance:
         Raises:
             UnknownError: the parent is not pinned, and not known well enough.
             ModelNotFoundError: it inherits layers, and there is no parent.
+            ModelLostError: it inherits layers, and tensors of these are lost.
             GraphError, TensorMismatchError: see `inherit_layers`.
             TensorMismatchError: it neither writes nor inherits a tensor.
             TensorNotFoundError: a tensor of the graph is neither given nor inherited.
@@ -117,6 +122,11 @@ class Inheritance:
                 )
             old = self._catalog.graph(parent.ref, parent.graph_key)
             inherited = inherit_layers(request, graph, old, parent.ref, parent.table)
+            if lost := [name for name, row in inherited.items() if not parent.may_have(row)]:
+                raise ModelLostError(
+                    f"save of {request.name!r}: inherit: expected all tensors of its layers in {parent.ref}; "
+                    f"{len(lost)} are lost: {lost[:5]}"
+                )
         written = {name: array for name, array in request.arrays.items() if name not in inherited}
         for name in graph.tensors:
             if name not in written and name not in inherited:
@@ -141,8 +151,9 @@ class Inheritance:
         self, request: SaveRequest, parent: Parent, mine: _Digests, deadline: Deadline
     ) -> dict[str, TensorEntry]:
         """Return the parent's rows of the tensors whose bytes are the parent's."""
-        named, renamed, candidates = _alike(request.arrays, parent.table)
-        rows = {name: parent.table[name] for name in chain(named, *candidates.values())}
+        table = {name: row for name, row in parent.table.items() if parent.may_have(row)}
+        named, renamed, candidates = _alike(request.arrays, table)
+        rows = {name: table[name] for name in chain(named, *candidates.values())}
         theirs = self._reader.mapped(rows, parent.places)
         known = self._digests({rows[name].segment for name in rows.keys() - theirs.keys()}, rows, parent, deadline)
         digests = {name: hashed for name, row in rows.items() if (hashed := known.get((row.segment, row.slot)))}
@@ -175,7 +186,7 @@ class Inheritance:
         if missing and not parent.pinned:
             raise UnknownError
         by_shard: dict[int, list[SegmentId]] = {}
-        for segment in missing & parent.places.keys():
+        for segment in missing:
             by_shard.setdefault(parent.places[segment][0], []).append(segment)
         requests = {shard: ShardCalls.digests(part) for shard, part in by_shard.items()}
         for answer in self._session.call_each(requests, deadline.left()):

@@ -208,6 +208,7 @@ class Saver:
             optional=request.parent is None,
             known=self._catalog.known(name, version),
             graph_key=_key_of((request.graph.to_json(), request.recipe)) if request.graph is not None else None,
+            waits=isinstance(request.inherit, Mapping),
         )
         begun = self._session.ask(CatalogCalls.begin(asked), request.deadline.left_for(f"save of {request.name!r}"))
         if begun.header is None:

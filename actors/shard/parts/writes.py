@@ -181,9 +181,10 @@ class Writes:
             task.add_done_callback(lambda done: self._ended(save, done))
         await asyncio.wait([task], timeout=deadline.left() + LATE_S)
         if not task.done():
+            refusal = self._proposals.refusals.get(save)
             raise OperationTimeoutError(
-                f"save of {handed.draft.name!r}: expected the catalog to answer within {handed.timeout:.1f} s; it is "
-                "not known whether the version exists"
+                f"save of {handed.draft.name!r}: expected the catalog to decide within {handed.timeout:.1f} s; it is "
+                f"not known whether the version exists{f' ({refusal})' if refusal else ''}"
             )
         return task.result()
 

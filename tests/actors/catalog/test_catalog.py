@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorvine.actors.catalog import placement
+from tensorvine.actors.catalog.lines import SILENT_S, Line
 from tensorvine.actors.catalog.parts.shards import Shards
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Declared
+from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.copies import Copies
-from tensorvine.store.errors import ModelLostError, ModelNotFoundError, TensorVineError
+from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, TensorVineError
 from tensorvine.store.holders import Lease
 from tensorvine.store.refs import ModelRef
 
-from tests.support.catalog_room import CatalogRoom, catalog_room
-from tests.support.shard_room import CLIENT, disk_at
+from tests.support.catalog_room import LARGE, CatalogRoom, catalog_room
+from tests.support.shard_room import CLIENT, WAIT_S, disk_at
 from tests.support.waiting import eventually
-
-LARGE = bytes(range(256)) * 1024
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -109,6 +110,26 @@ def test_a_shard_that_dies_loses_what_it_alone_had(tmp_path: Path) -> None:
         room.retire(lost)
         with pytest.raises(ModelNotFoundError, match="retired"):
             room.locate(lost)
+
+
+def test_a_save_waits_while_only_silent_shards_have_what_it_inherits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_room(tmp_path / "private", 2) as room:
+        at_0, at_1 = room.saved(LARGE), room.saved(LARGE, name="other", shard=1)
+        monkeypatch.setattr(Line, "is_silent", property(lambda each: each.shard == 1))
+        waiting = room.send(ShardCalls.commit(room.inheriting(at_1, b"own", durable=False)))
+        handed = replace(room.inheriting(at_1, b"own", durable=False), timeout=0.2)
+        with pytest.raises(OperationTimeoutError, match=r"shards \[1\], .* are silent"):
+            room.send(ShardCalls.commit(handed)).result(WAIT_S)
+        room.send(ShardCalls.commit(room.inheriting(at_0, b"own", durable=False))).result(WAIT_S)
+        assert not waiting.done()
+        monkeypatch.undo()
+        assert sorted(room.read(waiting.result(WAIT_S).ref)) == sorted([LARGE, b"own"])
+        line: Any = room.real.parts[Shards]._lines.get(1)  # type: ignore[attr-defined]
+        line.heard -= 2 * SILENT_S
+        assert line.is_silent
+        until(lambda: not line.is_silent)
 
 
 def test_what_is_on_the_path_survives_a_shard(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,15 @@ import pytest
 from tensorvine.actors.catalog.parts.shards import Shards
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Committed, Declared
-from tensorvine.actors.rpc.messages import Handed
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.store.archive.archive import Archive
 from tensorvine.store.errors import TensorVineError
-from tensorvine.store.refs import ModelRef
-from tensorvine.store.segments.segment import Label, SegmentId
-from tensorvine.store.versions.manifest import TensorEntry, encode_body
-from tensorvine.store.versions.slots import packed_slots
+from tensorvine.store.segments.segment import Label
 
-from tests.support.catalog_room import CatalogRoom, catalog_room
+from tests.support.catalog_room import LARGE, CatalogRoom, catalog_room
 from tests.support.shard_room import CLIENT, WAIT_S, disk_at
 from tests.support.waiting import eventually
-
-LARGE = bytes(range(256)) * 1024
 
 
 class Gate:
@@ -81,39 +74,10 @@ def until(condition: Callable[[], object], what: str) -> None:
     eventually(condition, what, ignoring=(TensorVineError, FileNotFoundError))
 
 
-def inheriting(room: CatalogRoom, parent: ModelRef, *contents: bytes) -> Handed:
-    """Make a durable save that brings tensors, inherits all of its parent's, and has no graph with it."""
-    room.number += 1
-    named: dict[SegmentId, list[int]] = {}
-    for segment in room.locate(parent).places:
-        known = room.real._context.state.references.get(segment)
-        assert known is not None
-        named[segment] = known.live()
-    labels = tuple(Label(slot, f"own{slot}", None, "uint8", (len(one),)) for slot, one in enumerate(contents))
-    block = room.filled(room.number, room.segment(), contents, labels)
-    handed = room.handed(room.number, [block], durable=True)
-    entries = {
-        f"{segment[1]:x}/{slot}": TensorEntry("uint8", (len(LARGE),), len(LARGE), parent, segment, slot)
-        for segment, slots in named.items()
-        for slot in slots
-    }
-    entries |= {
-        f"{block.id[1]:x}/{slot}": TensorEntry("uint8", (size,), size, None, block.id, slot)
-        for slot, size in enumerate(block.sizes)
-    }
-    draft = replace(
-        handed.draft,
-        parent=parent,
-        body=encode_body(entries),
-        slots=packed_slots({**named, block.id: list(range(len(contents)))}),
-    )
-    return replace(handed, draft=draft, default_parent=False)
-
-
 def test_a_durable_save_keeps_graph_and_parent_that_are_retired_meanwhile(room: CatalogRoom, tmp_path: Path) -> None:
     parent = room.saved(LARGE, name="parent")
     room.ask(CatalogCalls.flush(30.0))
-    handed = inheriting(room, parent, b"own")
+    handed = room.inheriting(parent, b"own")
     with held(files_of(room), "write_segment") as gate:
         saving = room.send(ShardCalls.commit(handed))
         gate.wait()

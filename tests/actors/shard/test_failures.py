@@ -253,8 +253,24 @@ class TestShardKilled:
         with pytest.raises(ModelLostError, match=rf"{ref} is lost in part: "):
             repo.load(ref)
         assert repo.lineage(ref) == [ref, ModelRef(parent, 1)]
+        whole = repo.save(child, {**BIG, "c": np.ones(3)}).ref
+        assert repo.owners(whole) == {"a": whole, "b": whole, "c": ref}
+        assert np.array_equal(repo.load(whole)["b"], BIG["b"])
         repo.retire(ref)
+        repo.retire(whole)
         eventually(lambda: nothing_left(repo), "nothing left", timeout=PROMPT_S)
+
+    def test_lost_layers_are_not_inherited(self, repo: Repository) -> None:
+        parent, child = name_at(repo, 0), name_at(repo, 1)
+        graph = ModelGraph([Layer("first", {}, [], ["a"]), Layer("last", {}, ["first"], ["b"])])
+        repo.save(parent, BIG, graph=graph)
+        ref = repo.save(child, {**BIG, "b": np.zeros(3)}, parent=parent, graph=graph).ref
+        kill_shard(repo, 0)
+        is_lost(repo, ModelRef(parent, 1))
+        with pytest.raises(ModelLostError, match=rf"layers in {ref}; 1 are lost: \['a'\]"):
+            repo.save(child, {"b": np.ones(3)}, graph=graph, inherit={"first": "first"})
+        saved = repo.save(child, {"a": np.ones(3)}, graph=graph, inherit={"last": "last"}).ref
+        assert repo.owners(saved) == {"a": saved, "b": ref}
 
     def test_a_child_that_owns_nothing_stays_with_its_parent_s_tensors(self, repo: Repository) -> None:
         parent, child = name_at(repo, 1), name_at(repo, 0)
