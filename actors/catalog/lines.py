@@ -168,7 +168,7 @@ class Lines:
             self.order(shard, order)
 
     def all_silent(self, shards: Iterable[int]) -> bool:
-        """Tell whether none of some shards has been heard lately. Call it with the lock held."""
+        """Return whether each of some shards is silent. Call it with the lock held."""
         return all(line is None or line.is_silent for line in map(self._lines.get, shards))
 
     def obeyed(self) -> Callable[[], bool | None]:

@@ -65,8 +65,8 @@ class ClientCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def abort(self, request: Request) -> None:
-        """End a request: its pins go, and it is refused from now on. One that is committed stays committed."""
+    def abort(self, request: Request) -> Committed | None:
+        """End a request: its pins go, and it is refused from now on; return the version if it was committed."""
         ...
 
     # ---- versions -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ....store.versions.manifest import Header, HeaderRow
 from ....store.waiting import Deadline
 from ...rpc.calls import answers
 from ...rpc.catalog_calls import ClientCalls
-from ...rpc.catalog_messages import Beginning, Begun, Located, Location, Matches
+from ...rpc.catalog_messages import Beginning, Begun, Committed, Located, Location, Matches
 from ..context import CatalogContext, Change
 from ..durable import ManifestWriter
 from ..placement import Placement
@@ -195,11 +195,13 @@ class Versions:
         self._placement.settle()
 
     @answers(ClientCalls.abort)
-    async def abort(self, request: Request) -> None:
+    async def abort(self, request: Request) -> Committed | None:
         with self._lock:
             self._context.lease.check()
             self._state.end_request(request)
+            answered = self._state.answer(request)
         self._placement.settle()
+        return Committed(*answered) if answered is not None else None
 
     # ---- ending ---------------------------------------------------------------------------------------
 

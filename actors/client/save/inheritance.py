@@ -63,7 +63,7 @@ class Parent:
     """The catalog has the graph that the save names."""
 
     def may_have(self, row: TensorEntry) -> bool:
-        """Tell whether a tensor is not known to be lost."""
+        """Return whether a tensor is not known to be lost."""
         return not self.pinned or row.segment in self.places
 
 

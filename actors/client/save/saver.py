@@ -336,6 +336,13 @@ class Saver:
             try:
                 commit = ShardCalls.commit(handed)
                 return self._session.call(upload.shard, commit, left + GRACE_S, upload.incarnation)
+            except ShardUnavailableError as exc:
+                if request.durable or not upload.incarnation:
+                    raise
+                ended = self._session.ask(CatalogCalls.abort(upload.numbered.request), left)
+                if ended is None:  # the version will not exist: the tensors that the shard had are gone
+                    raise MovedError(str(exc)) from exc
+                return ended
             except MovedError:
                 if upload.incarnation:
                     raise
