@@ -85,12 +85,13 @@ class Catalog:
         )
         private = private_folder(topology.repository, start, engine.this_node())
         shards = topology.shards if again else ()
-        _find(state, lease, registry, archive, private, channels, shards)
+        is_whole = _find(state, lease, archive, private, channels, shards)
         manifests = Manifests(archive, state) if archive is not None else None
         if not state.same_start:
             state.forget_shards(topology.shards)
         if manifests is not None:
             until_read(lambda: manifests.read(topology.shards), waits=again)
+        _set_floor(state, registry, is_whole)
         state.effects = Effects()
         lock = threading.RLock()
         state.term = lease.number
@@ -234,13 +235,12 @@ def _last_term(config: CatalogConfig) -> int:
 def _find(
     state: CatalogState,
     lease: Lease,
-    registry: Registry,
     archive: Archive | None,
     private: str,
     channels: ShardChannels,
     shards: tuple[int, ...],
-) -> None:
-    """Bring back what was decided before, from the greatest stream that can be reached."""
+) -> bool:
+    """Replay the greatest stream that can be reached. Return whether it has all earlier decisions."""
     found: list[Found | None] = []
 
     def look() -> None:
@@ -255,13 +255,16 @@ def _find(
         best = in_shards(channels, shards, best)
     if best is not None:
         replayed(state, best)
-    if again and not _is_newest(best, lease):
-        state.floor = _from_head(registry.raise_floor)
-        log.error(
-            "catalog: the journal of the last term cannot be read, so version numbers start above %d", state.floor
-        )
-    else:
+    return _is_newest(best, lease) if again else best is None or best.is_current
+
+
+def _set_floor(state: CatalogState, registry: Registry, is_whole: bool) -> None:
+    """Set the floor of version numbers; raise it if decisions may be missing."""
+    if is_whole:
         state.floor = max(state.floor, _from_head(registry.floor))
+        return
+    state.floor = _from_head(lambda: registry.raise_floor(max(state.floor, state.highest)))
+    log.error("catalog: the last decisions cannot be read, so version numbers start above %d", state.floor)
 
 
 def _is_newest(best: Found | None, lease: Lease) -> bool:

@@ -60,6 +60,8 @@ class Found:
     content: bytes
     where: str = ""
     """URI of the directory of the stream; empty: it is a copy of it."""
+    is_current: bool = True
+    """It has its mark: the journal never left the path."""
 
 
 def in_directory(directory: Directory) -> Found | None:
@@ -68,7 +70,8 @@ def in_directory(directory: Directory) -> Found | None:
     Raises:
         StorageError: it cannot be read.
     """
-    streams = sorted((s for s in map(Stream.parse, directory.list(FOLDER)) if s is not None), reverse=True)
+    names = directory.list(FOLDER)
+    streams = sorted((s for s in map(Stream.parse, names) if s is not None), reverse=True)
     for stream in streams:
         try:
             content = directory.read(stream.name).to_pybytes()
@@ -77,7 +80,7 @@ def in_directory(directory: Directory) -> Found | None:
                 continue
             raise
         if whole(content):
-            return Found(stream, content, directory.uri)
+            return Found(stream, content, directory.uri, stream.mark in names)
     return None
 
 

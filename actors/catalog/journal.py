@@ -4,6 +4,8 @@ Rules
 - The stream is below the path, if that can append, else in a private folder of this node. If the path fails, a new
   stream begins in the private folder, and from time to time another one on the path.
 - A new stream begins with a snapshot, and takes the place of the old one when that is whole. Then the old file goes.
+- A stream below the path has a mark, which is deleted when the journal leaves the path: a full disk allows that. The
+  next start raises the floor of version numbers if it finds the stream without its mark.
 - All is done with the catalog's lock held, except the encoding and writing of a large snapshot.
 """
 
@@ -174,7 +176,7 @@ class Journal:
             stream, written = self._write(directory, snapshot_of(records))
             with self._lock:
                 if self.stream != old:  # it could not be written meanwhile
-                    directory.delete(stream.name)
+                    directory.delete(stream.mark, stream.name)
                     return
                 for data in begun:
                     directory.append(stream.name, data)
@@ -205,6 +207,15 @@ class Journal:
         """
         directory = self._private()
         stream, written = self._written_whole(directory, (data,))
+        if self.on_path and self._path is not None:
+            try:
+                self._path.delete(self.stream.mark)
+            except StorageError as exc:
+                log.error(
+                    "catalog: numbers of versions may be used again if the cluster ends before the path accepts the "
+                    "journal: %s",
+                    exc,
+                )
         try:
             self._say(directory.uri)
         except ShardUnavailableError:
@@ -223,6 +234,8 @@ class Journal:
     def _write(self, directory: Directory, pieces: Iterable[bytes]) -> tuple[Stream, int]:
         """Write the begin of a new stream; give its length, 0 where the file system cannot append."""
         stream, written = Stream(self._term, next(self._numbers)), 0
+        if directory is self._path and not directory.append(stream.mark, b"\n"):
+            return stream, 0
         for piece in _joined(pieces):
             if not directory.append(stream.name, piece):
                 return stream, 0
@@ -236,7 +249,7 @@ class Journal:
     def _delete(self, directory: Directory | None, stream: Stream) -> None:
         try:
             if directory is not None:
-                directory.delete(stream.name)
+                directory.delete(stream.mark, stream.name)
         except StorageError as exc:
             log.warning("catalog: the journal %s is no longer needed and could not be deleted: %s", stream.name, exc)
 
@@ -244,7 +257,8 @@ class Journal:
 def delete_earlier(directories: Sequence[Directory], newest: Stream) -> None:
     """Delete all streams before the newest."""
     for directory in directories:
-        old = [name for name in directory.list(FOLDER) if (found := Stream.parse(name)) is not None and found < newest]
+        found = [stream for stream in map(Stream.parse, directory.list(FOLDER)) if stream is not None]
+        old = [name for stream in found if stream < newest for name in (stream.mark, stream.name)]
         if old:
             directory.delete(*old)
 

@@ -61,11 +61,16 @@ class Registry:
 
     def floor(self) -> int:
         """Return the floor of version numbers: 0, or a number that no name has used when the floor rose."""
-        return FLOOR * len(self._engine.kept(self._own + _FLOOR))
+        names = self._engine.kept(self._own + _FLOOR)
+        return FLOOR * max((int(name.removeprefix(self._own + _FLOOR)) for name in names), default=0)
 
-    def raise_floor(self) -> int:
-        """Return a floor of version numbers above all that any name has used in this repository."""
-        number = len(self._engine.kept(self._own + _FLOOR)) + 1
+    def raise_floor(self, above: int) -> int:
+        """Return a floor of version numbers above all that any name has used in this repository.
+
+        Args:
+            above: The highest known number or floor, also of earlier starts.
+        """
+        number = max(self.floor(), above) // FLOOR + 1
         self._engine.keep_absent(f"{self._own}{_FLOOR}{number}", b"")
         return FLOOR * number
 

@@ -46,6 +46,11 @@ class Stream:
         """Name of its file."""
         return f"{FOLDER}/{self.term}.{self.number}.journal"
 
+    @property
+    def mark(self) -> str:
+        """Name of the file next to a stream below the path that exists while the stream is complete."""
+        return f"{FOLDER}/{self.term}.{self.number}.current"
+
     @classmethod
     def parse(cls, name: str) -> Stream | None:
         """Return the stream that a file is named after; None: it is none."""

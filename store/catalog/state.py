@@ -682,6 +682,11 @@ class CatalogState:
         found = (entry.header for entry in self._entries.values())
         return [header for header in found if header.created_ns > after_ns and header.ref.name.startswith(prefix)]
 
+    @property
+    def highest(self) -> int:
+        """The highest known version number."""
+        return max((known.next_version for known in self._names.values()), default=1) - 1
+
     def is_used(self, ref: ModelRef) -> bool:
         """Tell whether a number of a name was used, as far as this knows."""
         known = self._names.get(ref.name)

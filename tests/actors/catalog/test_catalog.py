@@ -14,9 +14,16 @@ from tensorvine.actors.catalog.lines import SILENT_S, Line
 from tensorvine.actors.catalog.parts.shards import Shards
 from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.catalog_messages import Declared
+from tensorvine.actors.rpc.registry import FLOOR
 from tensorvine.actors.shard.calls import ShardCalls
 from tensorvine.actors.shard.parts.copies import Copies
-from tensorvine.store.errors import ModelLostError, ModelNotFoundError, OperationTimeoutError, TensorVineError
+from tensorvine.store.errors import (
+    ModelLostError,
+    ModelNotFoundError,
+    OperationTimeoutError,
+    StorageError,
+    TensorVineError,
+)
 from tensorvine.store.holders import Lease
 from tensorvine.store.refs import ModelRef
 
@@ -231,6 +238,24 @@ def test_a_path_that_fails_moves_the_journal_to_this_node(tmp_path: Path) -> Non
         moved.rename(folder)
         room.start_catalog()
         assert room.ask(CatalogCalls.models("")) == [ModelRef("m", 1), ref]
+
+
+def test_no_number_is_used_again_if_all_but_the_path_is_gone_while_the_journal_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str, data: bytes) -> bool:
+        raise StorageError(f"{name}: no space for {len(data)} bytes")
+
+    for start in range(2):
+        with catalog_room(tmp_path / f"private-{start}", 1, disk_at(tmp_path / "path")) as room:
+            assert room.saved(LARGE).version == start * FLOOR + 1
+            journal = room.real._context.journal
+            monkeypatch.setattr(journal._path, "append", full)
+            room.saved(LARGE)
+            assert not journal.on_path
+    for number in (1, 2):
+        with catalog_room(tmp_path / f"private-{number}", 1, disk_at(tmp_path / "path")) as room:
+            assert room.saved(LARGE).version == 2 * FLOOR + number
 
 
 def test_a_shard_that_joins_takes_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,10 @@ def test_a_floor_is_above_those_that_were_raised_before() -> None:
     """Processes that raise it at one time may get the same: only one of them has the term and gives numbers."""
     head = Head()
     engine: Any = head
-    assert counted(head, Registry.raise_floor) == [FLOOR, 2 * FLOOR, 2 * FLOOR, 2 * FLOOR]
-    assert Registry(engine, "models", "start").floor() == 2 * FLOOR
+    assert counted(head, lambda registry: registry.raise_floor(7)) == [FLOOR, 2 * FLOOR, 2 * FLOOR, 2 * FLOOR]
+    registry = Registry(engine, "models", "start")
+    assert registry.floor() == 2 * FLOOR
+    assert registry.raise_floor(5 * FLOOR + 3) == registry.floor() == 6 * FLOOR
 
 
 def test_a_start_has_facts_of_its_own_and_removes_those_of_others() -> None:
@@ -106,7 +108,7 @@ def test_a_start_has_facts_of_its_own_and_removes_those_of_others() -> None:
         assert (one.topology(), one.wanted(), one.floor(), one.entries("catalog")) == (None, None, 0, {})
         one.decide(topology)
         one.want(2)
-        one.raise_floor()
+        one.raise_floor(0)
         one.take("catalog", b"entry")
     registry.clear()
     assert (registry.topology(), registry.wanted()) == (topology, 2)
