@@ -6,18 +6,22 @@ Rules
 - Calls that follow one another find warm caches. Calls after a pause of 0.2 s, as of a search or a training, do not.
   The pause is not timed.
 - The small save is a user's call. It has no peer here: `growth` and `save_load` compare saves with others.
+- The requests of a commit are those of the client and those of its shard to the catalog, each sent after the one before
+  it was answered. Releases and renewals, for which nobody waits, do not count.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import ray
+from tensorvine.actors.rpc.catalog_calls import CatalogCalls
 from tensorvine.actors.rpc.messages import actor_name
 from tensorvine.actors.shard.calls import ShardCalls
 
@@ -51,6 +55,59 @@ def run(report: Report) -> None:
                     headline=what == PAUSED and not where,
                 )
                 report.add(f"{where}save of 1 KiB {what}", found[SAVE], 1024, floor=(floor, found[FLOOR]))
+    for shards in report.pick(quick=(1,), normal=(1, 2, 4, 8)):
+        progress(f"requests of a commit, {shards} shards")
+        with Program(counted, shards, report.pick(quick=2, normal=50)) as program:
+            for case, (requests, times, most, nbytes) in program.ask().items():
+                goal = Goal("requests in sequence", len(requests), at_most=most)
+                report.add(
+                    f"{case}, shards: {shards}", sample(times), nbytes, goals=[goal], requests=" ".join(requests)
+                )
+
+
+def counted(shards: int, count: int) -> Iterator[dict[str, tuple[list[str], list[float], int, int]]]:
+    """Yield, for each kind of save, its requests, how many there may be, its bytes, and times of saves."""
+    with repository(shards=shards, store_bytes=GIB // 8, preallocate_bytes=0) as repo:
+        small, large = np.zeros(128), np.zeros(1 << 17)
+        yield {
+            "first save of 1 MiB": (*_requests(repo, _saved, large, 1), 4, large.nbytes),
+            "save of 1 KiB": (*_requests(repo, _saved, small, count), 2, small.nbytes),
+            "save of 1 MiB": (*_requests(repo, _saved, large, count), 3, large.nbytes),
+            "save of 1 MiB in reserved memory": (*_requests(repo, _saved_later, large, count), 2, large.nbytes),
+        }
+
+
+def _saved(repo: Any, arrays: dict[str, np.ndarray]) -> None:
+    repo.save(f"m{arrays['t'].size}", arrays)
+
+
+def _saved_later(repo: Any, arrays: dict[str, np.ndarray]) -> None:
+    repo.save_async(f"m{arrays['t'].size}", arrays).committed()
+
+
+def _requests(repo: Any, save: Callable[..., None], tensor: np.ndarray, count: int) -> tuple[list[str], list[float]]:
+    """Save versions of which most bytes are new; return the requests of the last save, and the times of all."""
+    session, sent = repo._session, list[str]()
+    ways = {way: getattr(session, way) for way in ("send", "_asked")}  # to a shard, and to the catalog
+
+    def noted(way: str) -> Callable[..., Any]:
+        return lambda *asked: (sent.append(asked[-1].remote.name), ways[way](*asked))[1]
+
+    times: list[float] = []
+    for _ in range(count):
+        arrays = {"t": tensor + time.monotonic_ns(), "same": np.ones(5)}
+        before = session.ask(CatalogCalls.stats()).requests
+        vars(session).update({way: noted(way) for way in ways})
+        sent.clear()
+        began = time.perf_counter()
+        save(repo, arrays)
+        times.append(time.perf_counter() - began)
+        for way in ways:
+            del vars(session)[way]
+        found = [name for name in sent if name in ("begin", "digests", "grant", "commit")]
+        at_catalog = session.ask(CatalogCalls.stats()).requests - before - found.count("begin")
+        time.sleep(PAUSE_S)  # memory for the next save is reserved
+    return found + ["commit at the catalog"] * at_catalog, times
 
 
 def within(*rounds: int) -> Iterator[dict[str, Any]]:

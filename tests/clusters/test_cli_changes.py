@@ -241,7 +241,7 @@ class TestTop:
                 monkeypatch.setattr(cli_top, "ANSWER_S", patience)
                 monkeypatch.setattr(cli_look, "PATIENCE_S", patience)
                 found = on(repo, *words)
-                if f"changed/shard-{running}: " not in found[1]:
+                if found[1] and f"changed/shard-{running}: " not in found[1]:
                     return found
             pytest.fail(f"shard {running} does not answer within {patience} s: {found}")
 

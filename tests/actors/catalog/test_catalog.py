@@ -284,7 +284,7 @@ def test_copies_of_a_backup_that_has_started_again_since_are_made_anew(
                 incarnation = room.state(1).incarnation
                 await asyncio.to_thread(room.kill_shard, 1)
                 lines = room.real.parts[Shards]._lines  # type: ignore[attr-defined]
-                await asyncio.to_thread(until, lambda: lines.get(1).incarnation > incarnation)
+                await asyncio.to_thread(until, lambda: (line := lines.get(1)) and line.incarnation > incarnation)
             return kept
 
         monkeypatch.setattr(Copies, "sent", restarted)

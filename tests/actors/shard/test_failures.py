@@ -232,6 +232,7 @@ class TestShardKilled:
         repo.retire(f"{lost}@1")
         repo.save(kept, BIG)
         kill_shard(repo, 0)
+        is_lost(repo, ModelRef(lost, 2))
         with pytest.raises(ModelLostError, match=rf"{lost}@2 is lost: its tensors were only in the memory"):
             repo.load(f"{lost}@2")
         with pytest.raises(ModelLostError, match=f"{lost}@2 is lost"):
