@@ -7,7 +7,7 @@ Rules
   The pause is not timed.
 - The small save is a user's call. It has no peer here: `growth` and `save_load` compare saves with others.
 - The requests of a commit are those of the client and those of its shard to the catalog, each sent after the one before
-  it was answered. Releases and renewals, for which nobody waits, do not count.
+  it was answered. Releases and renewals, for which the caller does not wait, do not count.
 """
 
 from __future__ import annotations
