@@ -78,7 +78,7 @@ def run(cluster: ElasticCluster, folder: Path) -> dict[str, object]:
             "problems": [str(problem) for problem in repo.verify()],
         }
         eventually(
-            lambda: not sum(shard.pins for shard in repo.stats().shards),
+            lambda: not repo.stats().catalog.pins,
             "no pin is left",
             timeout=PATIENCE_S,
             pause=0.2,
