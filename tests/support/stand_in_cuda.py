@@ -12,7 +12,6 @@ import ctypes
 import itertools
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -60,7 +59,7 @@ class World:
     """All "GPUs" there are: what connects them."""
 
     def __init__(self) -> None:
-        self.mail: dict[tuple[bytes, int, int], queue.SimpleQueue[bytes]] = defaultdict(queue.SimpleQueue)
+        self.mail: dict[tuple[bytes, int, int], queue.SimpleQueue[bytes]] = {}
         self.meetings: dict[bytes, threading.Barrier] = {}
         self.lock = threading.Lock()
         self.serial = itertools.count()
@@ -70,6 +69,8 @@ class World:
     def meet(self, shared: bytes, size: int) -> None:
         with self.lock:
             barrier = self.meetings.setdefault(shared, threading.Barrier(size))
+            pairs = itertools.permutations(range(size), 2)
+            self.mail = {(shared, *pair): queue.SimpleQueue() for pair in pairs} | self.mail
         barrier.wait(30)  # NCCL would wait for ever; a test must end
 
 

@@ -25,8 +25,8 @@ from .framing import (
 from .incoming import Incoming, Message
 from .packing import Packed
 
-CONNECT_S = 5.0
-"""How long another machine may take to accept a connection."""
+CONNECT_S = 10.0
+"""How long another machine may take to accept a connection. Its network may be down for some seconds of these."""
 WELCOME_S = 30.0
 """How long an actor may take to authenticate a connection: its event loop may be busy."""
 PING_S, STALE_S = 1.0, 5.0

@@ -108,7 +108,7 @@ class Line:
                 return await _connected(address)
             except OSError as exc:
                 reason = exc
-        raise LostError(f"it does not answer at its address: {reason}")
+        raise LostError(f"it does not answer at its address: {reason if str(reason) else 'the connection timed out'}")
 
     def _connections(self) -> list[AwaitedConnection]:
         return self._replaced if self._connection is None else [*self._replaced, self._connection]
