@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 PATIENCE_S = 60.0
 PROMPT_S = 40.0
-"""For what goes because a shard sees that its holder is gone: after 60 s it would go by itself, when a lease runs out
-(`launch.SESSION_S`) or strays were looked for twice (`strays.LOOK_S`)."""
+"""For what goes because a shard sees that a client is gone: after 60 s it would go by itself, when the session lapses
+(`launch.SESSION_S`)."""
 
 T = TypeVar("T")
 
@@ -42,3 +42,13 @@ def eventually(
 
             pytest.fail(f"expected within {timeout} s: {what}; found {found!r:.300}")
         threading.Event().wait(pause)
+
+
+def await_shards(repo: Any) -> None:
+    """Wait until a repository's client knows the nodes of all shards: all have started."""
+
+    def knows_all() -> bool:
+        repo._session.refresh()
+        return len(repo._session.nodes) == len(repo.shards)
+
+    eventually(knows_all, "all shards have reported")

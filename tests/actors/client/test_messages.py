@@ -21,7 +21,7 @@ from tensorvine.store.refs import ModelRef
 from tests.support.catalog_room import CatalogRoom, catalog_room
 from tests.support.interrupts import Interrupt
 from tests.support.room_client import Wire, clients
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, await_shards, eventually
 
 SMALL = {"a": np.arange(100), "b": np.ones(7)}
 LARGE = {"a": np.arange(20_000), "b": np.ones(7)}
@@ -44,12 +44,9 @@ def repo(room: CatalogRoom, wire: Wire) -> Iterator[Repository]:
     with clients(room) as (client,):
         client.save("warm", LARGE)
         client.save("warm2", SMALL)
-
-        def knows_all() -> bool:
-            client._session.refresh()
-            return len(client._session.nodes) == len(client.shards)
-
-        eventually(knows_all, "all shards have reported")
+        await_shards(client)
+        for name in ("", "m"):  # greets the shards of the first saves
+            client._session.near(name)
         yield client
 
 

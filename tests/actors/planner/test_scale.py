@@ -21,7 +21,7 @@ from tensorvine.store.errors import ModelNotFoundError, MovedError
 from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tensorvine.store.refs import ModelRef
 
-from tests.support.waiting import eventually
+from tests.support.waiting import await_shards, eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 _serial = count(1)
@@ -197,6 +197,7 @@ def test_reads_saves_and_queries_go_on_while_shards_join(repo: Repository) -> No
 def four(cluster: LocalCluster) -> Iterator[Repository]:
     """A repository of four shards."""
     with Repository.start(f"scale-{next(_serial)}", shards=4, preallocate_bytes=0, store_bytes=32 << 20) as started:
+        await_shards(started)  # else nothing is saved to the last one
         yield started
 
 
