@@ -118,7 +118,7 @@ class Catalog:
         durable = DurableSaves()
         redis_index = _open_redis(context) if config.redis is not None else None
         posted = redis_index.shard_at if redis_index is not None else _not_posted
-        placement = Placement(context, lines, durable, posted)
+        placement = Placement(context, lines, durable, posted, calm=not again)
         writer = ManifestWriter(context, archive, lines, placement.settle) if archive is not None else None
         retaining = Retaining(context, lines, disk.keep if disk is not None else None)
         copies = JournalCopies(context, lines, channels)

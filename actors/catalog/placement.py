@@ -52,6 +52,7 @@ class Placement:
         lines: to the shards.
         durable: saves that wait for files; reports of their files go there.
         posted: given the TCP address of a shard that reports, and None of one that has left.
+        calm: this is the first term of a start, so no client has pins of earlier terms.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Placement:
         lines: Lines,
         durable: DurableSaves,
         posted: Callable[[int, tuple[str, int, str] | None], None],
+        calm: bool,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -81,7 +83,7 @@ class Placement:
         """Clients that shards know and that have not renewed in this term; None: not all shards have reported."""
         self._renewed: set[str] = set()
         """Clients whose pins are known."""
-        self._calm = False
+        self._calm = calm
         """*grace* is over."""
         self._suspects: set[str] = set()
         """Files that nothing needed at the last look."""

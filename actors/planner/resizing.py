@@ -187,8 +187,10 @@ class Resizing:
         """Return the node of each shard.
 
         Raises:
-            ShardUnavailableError: one is not there, as it is being started, or the head does not answer.
+            ShardUnavailableError: one is not there, as it is being started, the head does not answer, or the repository
+                is being stopped.
         """
+        self._check_wanted("places of the shards")
         actors = self._engine.actors()
         found: dict[int, str] = {}
         for shard in topology.shards:

@@ -19,6 +19,7 @@ from tensorvine.actors.shard.parts.writes import Writes
 from tensorvine.store import Layer, ModelGraph
 
 from tests.support.actors import run_in
+from tests.support.waiting import await_shards
 
 MIB = 1 << 20
 STORE = 64 * MIB
@@ -77,8 +78,7 @@ def segments(path: Path) -> list[Path]:
 
 def name_at(repo: Repository, shard: int, stem: str = "at") -> str:
     """Return a name of which `repo` puts what it saves into `shard`."""
-    for started in repo._session.shards:
-        repo._session.connection(started)  # a client passes over those that have not started yet
+    await_shards(repo)  # a client passes over those that have not started yet
     return next(n for i in range(1000) if repo._session.near(n := f"{stem}{shard}-{i}") == shard)
 
 

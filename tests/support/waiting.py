@@ -45,7 +45,7 @@ def eventually(
 
 
 def await_shards(repo: Any) -> None:
-    """Wait until a repository's client knows the nodes of all shards: all have started."""
+    """Wait until all shards have started and a client knows their nodes."""
 
     def knows_all() -> bool:
         repo._session.refresh()

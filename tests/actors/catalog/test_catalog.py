@@ -97,6 +97,19 @@ def test_the_catalog_starts_again(tmp_path: Path, on_path: bool) -> None:
         room.ask(CatalogCalls.check())
 
 
+def test_only_a_later_term_waits_for_clients_before_it_frees(tmp_path: Path) -> None:
+    with catalog_room(tmp_path / "private") as room:
+        room.saved(LARGE)
+        placement: Any = room.real._context.on_freed
+        assert placement.__self__.may_free
+        room.start_catalog()
+        later: Any = room.real._context.on_freed
+        until(lambda: later.__self__._awaited == {CLIENT})
+        assert not later.__self__.may_free
+        room.ask(CatalogCalls.goodbye(CLIENT))
+        assert later.__self__.may_free
+
+
 def test_a_retirement_is_answered_alike_by_the_next_term(tmp_path: Path) -> None:
     with catalog_room(tmp_path / "private") as room:
         ref, request = room.saved(LARGE), room.request()

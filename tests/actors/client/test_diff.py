@@ -14,6 +14,7 @@ from tensorvine.store.errors import ModelNotFoundError, OptionError
 from tensorvine.store.patches.comparing import TensorDiff, difference
 from tensorvine.store.waiting import Deadline
 
+from tests.support.disk import name_at
 from tests.support.far import connect_from_afar
 from tests.support.waiting import eventually
 
@@ -58,7 +59,7 @@ def test_versions_of_other_names_and_in_other_shards(repo: Repository, name: str
     """What a client elsewhere saves lies at the home of the name."""
     with connect_from_afar(repo.name) as far:
         for shard in (0, 1):
-            at = next(each for n in range(1000) if repo._session.near(each := f"{name}-{shard}-{n}") == shard)
+            at = name_at(repo, shard, f"{name}-")
             far.save(at, {**TENSORS, "small": TENSORS["small"] + shard})
         one, other = repo.models(f"{name}-0-") + repo.models(f"{name}-1-")
         found = [repo._reader.located(ref, "auto", Deadline.after(30.0)) for ref in (one, other)]

@@ -34,6 +34,7 @@ from tensorvine.store.errors import (
 )
 from tensorvine.store.versions.manifest import digest_of
 
+from tests.support.disk import name_at
 from tests.support.far import connect_from_afar
 from tests.support.waiting import eventually
 
@@ -391,7 +392,7 @@ def test_a_base_in_another_shard(cluster: object, name: str, patched: None) -> N
         Repository.start("apart", shards=2, store_bytes=64 << 20, preallocate_bytes=0) as repo,
         connect_from_afar("apart") as far,
     ):
-        at = [next(n for i in range(1000) if repo._session.near(n := f"{name}-{i}") == shard) for shard in (0, 1)]
+        at = [name_at(repo, shard, f"{name}-") for shard in (0, 1)]
         for each, tensors in zip(at, (first, second), strict=True):
             far.save(each, tensors)  # what a client elsewhere saves lies at the home of the name
         arrays = copied(first)

@@ -38,7 +38,7 @@ from tensorvine.store.segments.arena import Part
 from tensorvine.store.segments.segment import SegmentId
 
 from tests.support.far import connect_from_afar
-from tests.support.waiting import eventually
+from tests.support.waiting import await_shards, eventually
 
 TRANSPORTS = ["shared", "socket", "object_store", "gloo", "files"]
 CARRYING = ["socket", "object_store"]
@@ -82,6 +82,7 @@ def reader_of(client: Repository, *transports: Transport) -> Iterator[Reader]:
 
 
 def name_at(repo: Repository, shard: int) -> str:
+    await_shards(repo)
     return next(n for i in range(1000) if repo._session.near(n := f"at{shard}-{uuid.uuid4().hex[:6]}-{i}") == shard)
 
 

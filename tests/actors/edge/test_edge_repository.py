@@ -18,6 +18,7 @@ from tensorvine.actors.rpc.redis_connection import posted_shards, present_start
 from tensorvine.store import ModelRef
 from tensorvine.store.errors import ShardUnavailableError, StorageError
 
+from tests.support.disk import name_at
 from tests.support.edge_site import Asking, Site, Tagged, tagged
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import PATIENCE_S, eventually
@@ -32,15 +33,6 @@ def repo(cluster: object, server: RedisServer) -> Iterator[Repository]:
 def start(server: RedisServer, **options: Any) -> Repository:
     name = options.pop("name", f"edge/{uuid.uuid4().hex[:6]}")
     return Repository.start(name, shards=2, preallocate_bytes=0, redis=server.url, **options)
-
-
-def name_at(repo: Repository, shard: int) -> str:
-    """Return a name that is saved in `shard`, once the client has heard of that."""
-
-    def found() -> str:
-        return next((n for i in range(1000) if repo._session.near(n := f"at{shard}-{i}") == shard), "")
-
-    return eventually(found, f"a name of shard {shard}")
 
 
 def kill_shard(repo: Repository, shard: int) -> None:

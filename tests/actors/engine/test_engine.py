@@ -34,7 +34,7 @@ from tensorvine.store.graphs.graph import Layer, ModelGraph
 from tests.support.asking import ask, begin
 from tests.support.dask_cluster import local_cluster
 from tests.support.probe import PATIENCE_S, Probe
-from tests.support.waiting import eventually
+from tests.support.waiting import await_shards, eventually
 
 SOON_S = 0.2
 
@@ -429,6 +429,7 @@ def test_two_shards_on_dask_serve_save_inherit_query_load_and_retire(on_dask):
 
 def test_models_of_both_shards_on_dask_are_saved_loaded_and_counted(on_dask):
     models = {f"m-{i}": np.full((4, 8), i, np.float32) for i in range(6)}
+    await_shards(on_dask)
     homes = {on_dask._session.near(name) for name in models}
     for name, value in models.items():
         on_dask.save(name, {"w": value})

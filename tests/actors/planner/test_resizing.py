@@ -225,6 +225,8 @@ def test_a_shard_that_is_about_to_join_is_ended_when_the_repository_is_stopped()
     assert cluster.topology.shards == (0,)
     with pytest.raises(ShardUnavailableError, match="it is being stopped"):
         resizing.scale(2, 1.0)
+    with pytest.raises(ShardUnavailableError, match="it is being stopped"):  # else its memory may be reserved again
+        resizing.places(cluster.topology)
 
 
 @pytest.mark.parametrize(("shards", "replicas"), [(0, 1), (1, 2)])

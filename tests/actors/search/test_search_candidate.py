@@ -30,6 +30,7 @@ from tensorvine.store.errors import (
 )
 from torch import nn
 
+from tests.support.disk import name_at
 from tests.support.waiting import PROMPT_S, eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -401,7 +402,7 @@ def test_an_ancestor_that_was_lost_costs_the_transfer_and_not_the_candidate(
     cluster: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Repository.start("search-lost", shards=2, preallocate_bytes=0) as repo:
-        first, second = (next(n for i in range(99) if repo._session.near(n := f"{i}") == shard) for shard in (0, 1))
+        first, second = (name_at(repo, shard) for shard in (0, 1))
         saved(repo, first, torch_net())
         with Candidate(repo, second, torch_net((16, 20))) as candidate:
             child = candidate.save(0.5)
