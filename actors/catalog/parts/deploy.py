@@ -45,8 +45,8 @@ class Deploy:
         """Shards that drain and where nothing is placed any more."""
         self._left: set[int] = set()
         """Shards that have acknowledged that they leave."""
-        self._leaving: set[int] = set()
-        """Shards that were ordered to leave."""
+        self._leaving: dict[int, int] = {}
+        """Shard that was ordered to leave -> its incarnation then."""
 
     @answers(DeployCalls.topology)
     async def topology(self) -> Topology:
@@ -113,27 +113,27 @@ class Deploy:
         for shard in self._context.topology.leaving:
             if shard in self._left:
                 self._end(shard)
-            elif shard not in self._leaving:
+            else:
                 self._move(shard)
 
     def _move(self, shard: int) -> None:
         with self._context.lock:
-            if not self._context.lease.holds or self._lines.get(shard) is None:
+            line = self._lines.get(shard)
+            if not self._context.lease.holds or line is None or self._leaving.get(shard) == line.incarnation:
                 return
             if self._placement.drain(shard):
                 self._empty.pop(shard, None)
                 return
-            line = self._lines.get(shard)
             since = self._empty.setdefault(shard, Deadline.after(EMPTY_S))
-            if line is not None and (line.allocated == 0 or since.passed) and not line.orders:
+            if (line.allocated == 0 or since.passed) and not line.orders:
                 self._lines.order(shard, Leave())
-                self._leaving.add(shard)
+                self._leaving[shard] = line.incarnation
 
     def acknowledged(self, shard: int) -> None:
         """Note that a shard has acknowledged orders: it may have been the last one."""
         with self._context.lock:
             line = self._lines.get(shard)
-            if shard in self._leaving and line is not None and not line.orders:
+            if line is not None and self._leaving.get(shard) == line.incarnation and not line.orders:
                 self._left.add(shard)
         self._context.notifier.tell(Change.ORDERS)
 
@@ -147,7 +147,7 @@ class Deploy:
         with self._context.lock:
             self._placement.gone(shard)
             self._left.discard(shard)
-            self._leaving.discard(shard)
+            self._leaving.pop(shard, None)
             self._empty.pop(shard, None)
         self._context.notifier.tell(Change.SHARDS)
         log.info("catalog: shard %d has left", shard)
