@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 from cachetools import LRUCache
 
+from ...store.archive.aliases import Aliases, write_aliases
 from ...store.archive.archive import Archive
 from ...store.archive.encoding import DENSE_EVERY
 from ...store.archive.manifestfile import Manifest, manifest_name
@@ -271,6 +272,14 @@ class ManifestWriter:
             StorageError: the path does not take it.
         """
         await self._workers.run(self._write_header, header)
+
+    async def write_aliases(self, aliases: Aliases) -> None:
+        """Write the aliases of all names to the path.
+
+        Raises:
+            StorageError: the path does not take them.
+        """
+        await self._workers.run(write_aliases, self._archive.directory, aliases)
 
     async def flush(self, deadline: Deadline) -> None:
         """Wait until the manifests of all versions that exist now are written, or the versions are retired.

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...store.archive.aliases import read_aliases
 from ...store.archive.archive import Archive
 from ...store.archive.directory import Content, Directory
 from ...store.archive.manifestfile import Manifest, SlotLists, version_of
@@ -180,6 +181,7 @@ class Manifests:
         for what, found in self._archive.hidden().items():
             text = f"{self._archive.directory.uri}/{what}: expected a manifest or a folder of manifests; found {found}"
             self._state.hidden[what] = CorruptDataError(shown(text))
+        self._read_aliases()
         known = set(refs.values())
         for ref in [ref for ref in self._state.ending if ref in known]:
             self._state.ending[ref].written = True  # perhaps it says that already: it is written again
@@ -195,6 +197,15 @@ class Manifests:
             log.error("catalog: %s: nothing is deleted: %s", shown(file), why)
         if new:
             log.info("catalog: read %d manifests, of %d", len(new), len(names))
+
+    def _read_aliases(self) -> None:
+        try:
+            aliases = read_aliases(self._archive.directory)
+        except CorruptDataError as exc:
+            log.error("catalog: the aliases of the path are ignored: %s", exc)
+            return
+        if aliases is not None:
+            self._state.restore_aliases(aliases)
 
     def read_again(self, ref: ModelRef, shards: Sequence[int], lock: threading.RLock) -> Unreadable | None:
         """Try a manifest that could not be read; return why it still cannot be. Call it without the lock.

@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from ...store.errors import CorruptDataError
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
-from ...store.refs import ModelRef
+from ...store.refs import ModelRef, Which, text_of
 from ...store.segments.segment import Block, SegmentId
 from ...store.versions.architectures import Architecture, packed
 from ...store.versions.manifest import Header, TensorEntry, decode_body
@@ -59,15 +59,16 @@ class Catalog:
         self._bodies: _Recent[ModelRef, bytes] = _Recent(TABLES)
         self._keys: _Recent[ModelRef, bytes] = _Recent(TABLES)
         self._latest: _Recent[str, ModelRef] = _Recent(TABLES)
+        """The latest version by name, and that of an alias by `name@alias`."""
         self._graphs: _Recent[bytes, ModelGraph] = _Recent(ARCHITECTURES)
         self._packed: _Recent[bytes, tuple[bytes, PrefixQuery]] = _Recent(ARCHITECTURES)
         self._blocks: _Recent[SegmentId, Block] = _Recent(SEGMENTS)
         self._small: _Recent[SegmentId, Block] = _Recent(SMALL_BYTES, _nbytes)
         self._digests: _Recent[SegmentId, Mapping[int, str]] = _Recent(SEGMENTS)
 
-    def known(self, name: str, version: int | None) -> ModelRef | None:
-        """Return the version whose table is here: the one asked for, or for None the newest that was met."""
-        ref = ModelRef(name, version) if version is not None else self._latest.get(name)
+    def known(self, name: str, which: Which) -> ModelRef | None:
+        """Return the version whose table is here: the one asked for, or the one that was met last in its place."""
+        ref = ModelRef(name, which) if isinstance(which, int) else self._latest.get(text_of(name, which))
         if ref is None or (self._tables.get(ref) is None and self._bodies.get(ref) is None):
             return None
         return ref
@@ -122,15 +123,17 @@ class Catalog:
 
     # ---- what this client has met ---------------------------------------------------------------------
 
-    def meet(self, header: Header, body: bytes | None, latest: bool) -> None:
-        """Learn what the catalog said of a version; `latest`: it is the latest of its name."""
+    def meet(self, header: Header, body: bytes | None, which: Which) -> None:
+        """Learn what the catalog said of a version that was asked for by its number, as the latest or by an alias."""
         ref = header.ref
         if body is not None:
             self._bodies.put(ref, body)
         self._keys.put(ref, header.graph_key)
         met = self._latest.get(ref.name)
-        if latest or met is None or met.version < ref.version:
+        if which is None or met is None or met.version < ref.version:
             self._latest.put(ref.name, ref)
+        if isinstance(which, str):
+            self._latest.put(text_of(ref.name, which), ref)
 
     def learn(self, ref: ModelRef, body: bytes, graph: ModelGraph, key: bytes) -> None:
         """Keep what this client has just saved; the table is read when it is asked for."""

@@ -37,7 +37,7 @@ from ...store.errors import (
     TensorVineError,
 )
 from ...store.patches import apply_patch, header_of
-from ...store.refs import Model, ModelRef, split_ref
+from ...store.refs import Model, ModelRef, split_ref, text_of
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import TensorEntry, digest_of
 from ...store.waiting import Deadline
@@ -159,14 +159,14 @@ class Patching:
 
     def _pinned(self, model: Model, deadline: Deadline) -> Pinned:
         """Pin the version, or the latest one: the next one is tried if it is retired just now."""
-        name, version = split_ref(model)
+        name, which = split_ref(model)
         while True:
-            request = CatalogCalls.header(self._session.client, name, version)
+            request = CatalogCalls.header(self._session.client, name, which)
             ref = self._session.ask(request, deadline.left_for(f"load of {model}")).ref
             try:
                 return Pinned(self._session, ref)
             except ModelNotFoundError:
-                if version is not None:
+                if isinstance(which, int):
                     raise
 
     def _loaded(
@@ -383,8 +383,9 @@ def _checked(have: Have) -> ModelRef | Mapping[str, str]:
             raise OptionError(f"load: have=: expected names and content hashes; found {odd[0]!r:.100}")
         return dict(have)
     name, version = split_ref(have)
-    if version is None:
-        raise OptionError(f"load: have=: expected a version, such as '{name}@3'; found {name!r}, which may be any")
+    if not isinstance(version, int):
+        found = text_of(name, version)
+        raise OptionError(f"load: have=: expected a version, such as '{name}@3'; found {found!r}, which may be any")
     return ModelRef(name, version)
 
 

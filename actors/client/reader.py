@@ -39,7 +39,7 @@ from ...store.errors import (
     without_frames,
 )
 from ...store.metrics import LOAD, LOADED_BYTES, LOOKUPS
-from ...store.refs import Model, ModelRef, split_ref
+from ...store.refs import Model, ModelRef, Which, split_ref, text_of
 from ...store.segments.arena import Part
 from ...store.segments.segment import GONE, Block, Offset, SegmentId, layout
 from ...store.versions.manifest import TensorEntry, sizes_of
@@ -64,7 +64,7 @@ AGAIN_S = (0.002, 0.5)
 
 Selection = tuple[str, tuple[str, ...]] | None
 """("layers" or "tensors", their names); None: all tensors."""
-Key = tuple[str, int | None, Selection]
+Key = tuple[str, Which, Selection]
 _Row = tuple[str, SegmentId, Offset, tuple[int, ...], np.dtype]
 """(name, segment, offset in its block, shape, dtype)."""
 
@@ -258,8 +258,8 @@ class Reader:
         """Load; return also whether the places were known without a message."""
         self._session.opened.check()
         self.check_transport(transport)
-        name, version = split_ref(model)
-        key: Key = (name, version, selection)
+        name, which = split_ref(model)
+        key: Key = (name, which, selection)
         plan = self._planned(key) if transport in (AUTO, SHARED) else None
         if plan is not None:
             self.meter.asked(plan.transports[SHARED], plan.transports[SHARED])
@@ -268,7 +268,7 @@ class Reader:
         wish = Wish(f"load of {model}", transport, verify, Deadline.after(timeout))
         held, pauses = _Held(), Backoff(*AGAIN_S)
         while True:
-            located = self._located(name, version, wish)
+            located = self._located(name, which, wish)
             try:
                 return self._fetched(key, located, held, wish), False
             except (ModelLostError, MovedError, _AwayError) as exc:
@@ -286,7 +286,7 @@ class Reader:
         """Return the arrays of a load that was planned before, if its plan still holds."""
         with self._lock:
             plan = self._plans.get(key)
-        if plan is None or (key[1] is None and self._session.counter_of(key[0]) != plan.counter):
+        if plan is None or not (isinstance(key[1], int) or self._counter_of(*key[:2]) == plan.counter):
             return None
         blocks: dict[SegmentId, np.ndarray] = {}
         for segment, block in plan.blocks.items():
@@ -298,25 +298,32 @@ class Reader:
 
     # ---- with messages --------------------------------------------------------------------------------
 
-    def _located(self, name: str, version: int | None, wish: Wish) -> Located:
+    def _located(self, name: str, which: Which, wish: Wish) -> Located:
         """Return a version's header, its table unless that is known, and where its segments are."""
-        known = self._catalog.known(name, version)
-        located = self._heard(name, version if version is not None or known is None else known.version)
-        if located is not None and (version is not None or self._session.counter_of(name) == located.counter):
+        known = self._catalog.known(name, which)
+        located = self._heard(name, which if isinstance(which, int) or known is None else known.version)
+        if located is not None and (isinstance(which, int) or self._is_current(located, name, which)):
             return located
-        request = CatalogCalls.locate(self._session.client, name, version, known)
+        request = CatalogCalls.locate(self._session.client, name, which, known)
         located = self._session.ask(request, wish.deadline.left_for(wish.what))
-        self._catalog.meet(located.header, located.body, version is None)
-        if version is None:
-            self._session.look_for_page(name)
+        self._catalog.meet(located.header, located.body, which)
+        if not isinstance(which, int):
+            self._session.look_for_page(text_of(name, which))
         return located
 
-    def _heard(self, name: str, version: int | None) -> Located | None:
+    def _is_current(self, located: Located, name: str, which: Which) -> bool:
+        """Return whether what was pushed is still the latest version, or that of an alias."""
+        return located.asked == text_of(name, which) and self._counter_of(name, which) == located.counter
+
+    def _counter_of(self, name: str, which: Which) -> int | None:
+        return self._session.counter_of(text_of(name, which))
+
+    def _heard(self, name: str, which: Which) -> Located | None:
         """Give, once, what was told unasked of a version."""
         with self._lock:
-            told = self._told.pop(ModelRef(name, version), None) if version is not None else None
+            told = self._told.pop(ModelRef(name, which), None) if isinstance(which, int) else None
         if told is not None:
-            self._catalog.meet(told.header, told.body, False)
+            self._catalog.meet(told.header, told.body, which)
         return told
 
     def _fetched(self, key: Key, located: Located, held: _Held, wish: Wish) -> Loaded:

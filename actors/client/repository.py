@@ -21,6 +21,7 @@ from ...store import html
 from ...store.archive import interchange
 from ...store.errors import (
     GraphError,
+    InvalidNameError,
     ModelLostError,
     ModelNotFoundError,
     MovedError,
@@ -32,7 +33,7 @@ from ...store.errors import (
 from ...store.graphs.graph import ModelGraph
 from ...store.graphs.index import PrefixQuery
 from ...store.graphs.pattern import check_pattern
-from ...store.refs import Model, ModelRef, check_name, split_ref
+from ...store.refs import Model, ModelRef, check_alias, check_followed, check_name, split_ref, text_of
 from ...store.shard import ShardStats
 from ...store.versions.manifest import Header, ModelInfo, TensorEntry
 from ...store.waiting import Deadline, seconds_of
@@ -582,13 +583,59 @@ class Repository(Deployment):
 
         Raises:
             ModelNotFoundError: if the version is not live.
+            OptionError: if an alias names the version. Move or remove the alias first.
         """
-        name, version = split_ref(model)
+        name, which = split_ref(model)
         numbered = self._session.number()
         try:
-            self._reader.forget(self._session.ask(CatalogCalls.retire(numbered.request, name, version)))
+            self._reader.forget(self._session.ask(CatalogCalls.retire(numbered.request, name, which)))
         finally:
             self._session.requests.end(numbered)
+
+    def alias(self, name: str, alias: str, model: Model | None) -> ModelRef | None:
+        """Give a version another name, or move this name to another version: `name@alias`, such as `"digits@prod"`.
+
+        `name@alias` can be used wherever a version is expected. A consumer of `name@alias` uses the version that the
+        alias names, and changes to another version when the alias moves: forward or back. All clients see the move at
+        once. If the repository has a path, the alias is on the path when this method returns. A version that an alias
+        names cannot be retired.
+
+        Args:
+            name: Name of the model.
+            alias: The alias: 1 to 64 characters of `A-Z a-z 0-9 . _ -`, the first one a letter.
+            model: The version of `name` that the alias names from now on. None removes the alias.
+
+        Returns:
+            The version that the alias names. If the alias was removed: the version that it named, or None if there was
+            no such alias.
+
+        Raises:
+            InvalidNameError: if the alias is malformed, or `model` is a version of another name.
+            ModelNotFoundError: if the version is not live.
+            StorageError: if the alias cannot be written to the path.
+            StoreFullError: if the catalog has no memory for another alias.
+
+        >>> repo.save("digits", {"w": np.zeros(2)}).ref
+        ModelRef('digits@1')
+        >>> repo.alias("digits", "prod", "digits@1")
+        ModelRef('digits@1')
+        >>> repo.load("digits@prod")["w"], repo.aliases("digits")
+        (array([0., 0.]), {'digits@prod': ModelRef('digits@1')})
+        """
+        check_alias(alias)
+        of, which = split_ref(model) if model is not None else (check_name(name), None)
+        if of != name:
+            raise InvalidNameError(f"alias {name}@{alias}: expected a version of {name!r}; found {text_of(of, which)}")
+        numbered = self._session.number()
+        try:
+            return self._session.ask(CatalogCalls.alias(numbered.request, name, alias, which, model is None))
+        finally:
+            self._session.requests.end(numbered)
+
+    def aliases(self, prefix: str = "") -> dict[str, ModelRef]:
+        """Return the aliases of all models whose names begin with `prefix`: `name@alias`, mapped to the version."""
+        found = self._session.ask(CatalogCalls.aliases(prefix))
+        return {text_of(name, alias): ModelRef(name, v) for name, named in found.items() for alias, v in named.items()}
 
     def verify(self, model: Model | None = None, timeout: float = 600.0) -> list[Problem]:
         """Check one or all versions for damage.
@@ -606,8 +653,8 @@ class Repository(Deployment):
         if model is None:
             found = self._verifier.unread()
         else:
-            name, version = split_ref(model)
-            found = self._verifier.unread(ModelRef(name, version)) if version is not None else []
+            name, which = split_ref(model)
+            found = self._verifier.unread(ModelRef(name, which)) if isinstance(which, int) else []
             if found:
                 return found
         refs = self.models() if model is None else [self._header(model).ref]
@@ -683,15 +730,15 @@ class Repository(Deployment):
         """Wait, without polling, until a model has a live version with a version number above `after`.
 
         Args:
-            name: Name of the model.
+            name: Name of the model, or `name@alias`: wait until the alias names another version than number `after`.
             after: Version number. 0 accepts any version.
             timeout: Seconds to wait.
 
         Returns:
-            The newest version, or None if no newer version was committed within `timeout`.
+            The newest version, or the version of the alias. None if there was no such version within `timeout`.
         """
         deadline = Deadline.after(seconds_of(timeout))
-        check_name(name)
+        check_followed(name)
         while True:
             left = deadline.left()
             try:
@@ -727,8 +774,7 @@ class Repository(Deployment):
         return self._saves.submit(request, until)
 
     def _header(self, model: Model) -> Header:
-        name, version = split_ref(model)
-        return self._session.ask(CatalogCalls.header(self._session.client, name, version))
+        return self._session.ask(CatalogCalls.header(self._session.client, *split_ref(model)))
 
     def _parent_of(self, name: str, origin: ModelRef) -> ModelRef | None:
         """Return the parent of a loaded model's first save as `name`, or None if `name` has versions."""

@@ -20,6 +20,7 @@ import numpy as np
 from ...store.arrays import dtype_of
 from ...store.errors import (
     GraphError,
+    InvalidNameError,
     ModelLostError,
     ModelNotFoundError,
     RepositoryNotFoundError,
@@ -159,7 +160,7 @@ class EdgeConsumer:
                 consumer.
         """
         self._opened.check()
-        name, version = split_ref(model if model is not None else self.name)
+        name, version = self._asked(model)
         deadline = Deadline.after(timeout if timeout is not None else self._timeout)
         pauses = Backoff(*RETRY_S, closing=self._closing)
         tries = LOST_TRIES
@@ -197,7 +198,7 @@ class EdgeConsumer:
             CorruptDataError: if Redis contains invalid data for the version.
         """
         self._opened.check()
-        name, version = split_ref(model if model is not None else self.name)
+        name, version = self._asked(model)
         tries = LOST_TRIES if version is None else 0
         while True:
             ref = ModelRef(name, version if version is not None else self._newest_of(name))
@@ -207,6 +208,12 @@ class EdgeConsumer:
                 if not tries:
                     raise
                 tries -= 1
+
+    def _asked(self, model: Model | None) -> tuple[str, int | None]:
+        name, which = split_ref(model if model is not None else self.name)
+        if isinstance(which, str):
+            raise InvalidNameError(f"{name}@{which}: expected a version or a name; an EdgeConsumer has no aliases")
+        return name, which
 
     # ---- answering ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ...planner.topology import Topology
 from ...store.catalog.reports import Answered, Report, Sender
 from ...store.graphs.index import PrefixQuery
 from ...store.holders import Lease, Request
-from ...store.refs import ModelRef
+from ...store.refs import ModelRef, Which
 from ...store.segments.segment import File, SegmentId
 from ...store.versions.manifest import Header, HeaderRow
 from .calls import remote
@@ -82,7 +82,7 @@ class ClientCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def locate(self, client: str, name: str, version: int | None, known: ModelRef | None) -> Located:
+    def locate(self, client: str, name: str, version: Which, known: ModelRef | None) -> Located:
         """Return a version's table, unless it is `known`, and where its segments are.
 
         Raises:
@@ -100,16 +100,35 @@ class ClientCalls:
         ...
 
     @remote("ctl", repeatable=True)
-    def retire(self, request: Request, name: str, version: int | None) -> ModelRef:
+    def retire(self, request: Request, name: str, version: Which) -> ModelRef:
         """Make a version cease to exist. A request that is repeated gets the answer of the first one.
 
         Raises:
             ModelNotFoundError, ModelLostError, StorageError, CorruptDataError: it is not there.
+            OptionError: an alias names it.
         """
         ...
 
     @remote("ctl", repeatable=True)
-    def header(self, client: str, name: str, version: int | None) -> Header:
+    def alias(self, request: Request, name: str, alias: str, version: Which, ends: bool) -> ModelRef | None:
+        """Have an alias name a version, or `ends` it; return the version that it names, or named.
+
+        A request that is repeated gets the answer of the first one.
+
+        Raises:
+            ModelNotFoundError, ModelLostError, StorageError, CorruptDataError: the version is not there.
+            StorageError: the path does not take the alias.
+            StoreFullError: there is no memory for another alias.
+        """
+        ...
+
+    @remote("ctl", repeatable=True)
+    def aliases(self, prefix: str) -> dict[str, dict[str, int]]:
+        """Return the aliases of the names that begin with a prefix: name -> alias -> version."""
+        ...
+
+    @remote("ctl", repeatable=True)
+    def header(self, client: str, name: str, version: Which) -> Header:
         """Return what is known of a version without its table; errors as in `locate`."""
         ...
 
@@ -225,7 +244,7 @@ class KeeperCalls:
 
     @remote("ctl", repeatable=True)
     def watch(self, sender: Sender, names: Sequence[str]) -> list[Located]:
-        """Have new versions of these names, and of no others, pushed to a shard; return the newest of each.
+        """Have new versions of these names and aliases, and of no others, pushed to a shard; return those in use now.
 
         A shard repeats this every 15 s, and after each new term, while clients wait there.
         """

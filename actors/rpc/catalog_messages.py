@@ -16,7 +16,7 @@ from ...planner.topology import Topology
 from ...store.catalog.reports import Place, Staged
 from ...store.counting import Counted
 from ...store.holders import Lease, Request
-from ...store.refs import ModelRef
+from ...store.refs import ModelRef, Which
 from ...store.segments.segment import SegmentId
 from ...store.versions.manifest import Header
 from ...store.versions.version import Draft, Match
@@ -109,8 +109,8 @@ class Beginning:
     """Its number keeps the parent pinned."""
     name: str
     """Of the parent."""
-    version: int | None
-    """The parent's; None: the latest."""
+    version: Which
+    """The parent's."""
     optional: bool
     """There need not be a parent."""
     known: ModelRef | None
@@ -184,7 +184,9 @@ class Located:
     places: Mapping[SegmentId, Location]
     """Of all segments that the version names; empty where the client knows the version and asked for none."""
     counter: int
-    """Of the name, on the version page: while that shows it, this is the latest version and exists."""
+    """Of what was asked, on the version page: while that shows it, this is the answer."""
+    asked: str
+    """The name, or `name@alias`."""
 
 
 @dataclass(frozen=True, slots=True)

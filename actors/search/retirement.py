@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from ...store.errors import ModelNotFoundError, OperationTimeoutError, ShardUnavailableError
+from ...store.errors import ModelNotFoundError, OperationTimeoutError, OptionError, ShardUnavailableError
 from ...store.refs import ModelRef
 from ..client.repository import Repository
 
@@ -109,8 +109,8 @@ def retire(repository: Repository, ref: ModelRef) -> bool:
     """Retire a version that a search does not need any more; False: nobody answered, try again later."""
     try:
         repository.retire(ref)
-    except ModelNotFoundError:
-        log.info("%s was already retired", ref)
+    except (ModelNotFoundError, OptionError) as exc:
+        log.info("%s is not retired: %s", ref, exc)
     except (ShardUnavailableError, OperationTimeoutError) as exc:
         log.warning("cannot retire %s now, retrying later: %s", ref, exc)
         return False

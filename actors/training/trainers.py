@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ...store.errors import OperationTimeoutError, PeerLostError, ShardUnavailableError, TensorVineError
-from ...store.refs import Model, ModelRef, split_ref
+from ...store.refs import Model, split_ref, text_of
 from ...store.waiting import NEVER
 from ..client.save.request import Saved
 from ..engine.engine import Actor, Engine
@@ -207,8 +207,7 @@ class Trainers(list[Actor]):
             TensorMismatchError: if the version's tensors do not match the tensors of the run. The state is not changed.
             TensorVineError: As in `Repository.load`.
         """
-        name, version = split_ref(model)
-        self._together(TrainerCalls.restore_from(name if version is None else ModelRef(name, version)), timeout)
+        self._together(TrainerCalls.restore_from(text_of(*split_ref(model))), timeout)
 
     # ---- life -------------------------------------------------------------------------------------------
 

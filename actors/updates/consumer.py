@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ...store.errors import without_frames
-from ...store.refs import ModelRef, check_name
+from ...store.refs import ModelRef, check_followed
 from ...store.waiting import seconds_of
 from ..client.repository import Repository
 from ..engine.engine import Lifetime
@@ -149,7 +149,8 @@ class Consumer(Remote):
 
         Args:
             repo: The repository that contains the model.
-            name: Name of the model. The model need not have a version yet.
+            name: Name of the model, which need not have a version yet. With `name@alias`, such as `"net@prod"`, the
+                consumer uses the version that the alias names, see `Repository.alias`.
             build: Function that builds a model: a Keras model, a torch module, or a `Servable`. The function is called
                 twice, once for each of the two copies of the model. The engine sends the function to the actor. A
                 function that is defined in the main script or inside another function is sent with its code. A function
@@ -176,7 +177,7 @@ class Consumer(Remote):
                 resources.
             Exception: any error that `build` raises.
         """
-        check_name(name)
+        check_followed(name)
         where = f"Consumer.start of {name!r}"
         check_transport(transport, where)
         if not callable(build):

@@ -1,4 +1,4 @@
-"""A model that answers and follows a name: it takes each new version while it goes on answering.
+"""A model that answers and follows a name or an alias: it takes each new version while it goes on answering.
 
 Rules
 - One thread waits for versions and takes the newest; what came between is skipped. No answer waits for an update.
@@ -20,7 +20,7 @@ from statistics import median
 from ...store import traces
 from ...store.errors import ModelNotFoundError, OperationTimeoutError, TensorVineError
 from ...store.metrics import ANSWER, CONSUMERS, FETCH, LAG, PUSH, REFUSED, STALENESS, SUPERSEDED, SWAP
-from ...store.refs import ModelRef
+from ...store.refs import ModelRef, split_ref
 from ...store.waiting import Backoff
 from ..client.fetch.transports import AUTO, SHARED
 from ..client.repository import Repository
@@ -95,7 +95,7 @@ class Follower:
 
     Args:
         repo: the repository; it is closed with this.
-        name: the model's name.
+        name: the model's name, or `name@alias`.
         build: makes a model, see `Serving`.
         transport: the way by which bytes come; "auto": the planner's choice.
         generate: see `Serving`.
@@ -114,6 +114,8 @@ class Follower:
         self._opened = Opened(f"consumer of {name!r}")
         self._repo = repo
         self._name = name
+        self._model, which = split_ref(name)
+        self._follows_alias = which is not None
         self._transport = transport
         self._way = transport
         self._serving = Serving(build, name, generate)
@@ -247,12 +249,12 @@ class Follower:
         way = max(far, key=far.__getitem__) if far else SHARED
         nbytes = sum(far.values()) if far else loaded.transports.get(SHARED, 0)
         delivery = Delivery(ref, notified_at, fetched - begun, ended - fetched, way, nbytes)
-        skipped = ref.version - after - 1 if after else 0
+        skipped = max(ref.version - after - 1, 0) if after and not self._follows_alias else 0
         with self._lock:
             self._deliveries.append(delivery)
             self._skipped += skipped
         self._announced = None
-        if after:  # else it was there before the consumer
+        if after and not self._follows_alias:  # else it was there before the consumer, or before the alias moved
             self._counts.observe(PUSH, notified_at - loaded.created_ns / 1e9)
         self._counts.observe(FETCH, delivery.fetch_s)
         self._counts.observe(SWAP, delivery.swap_s)
@@ -301,7 +303,7 @@ class Follower:
             if self._advice is not None and self._transport == AUTO:
                 advised = self._advice.result(0.0)
                 self._way = AUTO if advised == SHARED else advised
-            self._advice = planner.send(PlannerCalls.delivered(self._name, told))
+            self._advice = planner.send(PlannerCalls.delivered(self._model, told))
         except OperationTimeoutError as exc:  # of the advice: it is asked for again
             log.info("%s: the planner could not be notified of %s: %s", self._name, delivery.ref, exc)
         except TensorVineError as exc:

@@ -27,7 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from ...store import traces
-from ...store.errors import ModelLostError, ModelNotFoundError, TensorVineError
+from ...store.errors import ModelLostError, ModelNotFoundError, OptionError, TensorVineError
 from ...store.metrics import COMMIT, PAUSE
 from ...store.refs import ModelRef, check_name
 from ..client.repository import Repository
@@ -439,8 +439,8 @@ class Publisher:
                 ref = self._kept.popleft()
             try:
                 self._repo.retire(ref)
-            except (ModelNotFoundError, ModelLostError) as exc:
-                log.info("version %s no longer exists, so it is not retired: %s", ref, exc)
+            except (ModelNotFoundError, ModelLostError, OptionError) as exc:
+                log.info("version %s no longer exists, or an alias names it, so it is not retired: %s", ref, exc)
             except TensorVineError as exc:
                 with self._lock:
                     self._kept.appendleft(ref)

@@ -141,7 +141,7 @@ def serve_application(
 
     Args:
         repo: The repository.
-        name: Name of the model.
+        name: Name of the model, or `name@alias`, as in `Consumer.start`.
         build: Function that builds a model, as in `Consumer.start`.
         transport: Transport by which versions are fetched, as in `Consumer.start`.
         generate: Function that computes the outputs by several calls of the model, as in `Consumer.start`.
@@ -156,5 +156,6 @@ def serve_application(
     """
     from ray import serve
 
-    deployed = cast(Any, serve.deployment)(ModelReplica, **{"name": name.replace("/", "-"), **options})
+    named = {"name": name.replace("/", "-").replace("@", "-")}
+    deployed = cast(Any, serve.deployment)(ModelReplica, **named | options)
     return deployed.bind(repo.name, name, build, transport, generate, rollout)

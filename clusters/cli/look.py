@@ -15,10 +15,13 @@ from .. import words
 from ..client import Address, AsJson, Name, Scheduler, connected, console, joined, print_json, running_at, table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from rich.table import Table
 
     from ...actors.client.repository import Repository
     from ...actors.client.stats import RepositoryStats
+    from ...store.refs import ModelRef
     from ...store.shard import ShardStats
     from ...store.versions.manifest import ModelInfo
     from ..nodes import Machine
@@ -110,21 +113,23 @@ def ls(
 ) -> None:
     """List live versions with parent, creation time, quality, bytes written, total bytes and percentage inherited."""
     with connected(name, address, scheduler) as repository:
-        found = _infos(repository, prefix)
+        found, aliases = _infos(repository, prefix), _aliases(repository, prefix)
     if as_json:
-        print_json([_info_dict(info) for info in found])
+        print_json([_info_dict(info, aliases) for info in found])
         return
     title = words.count(len(found), "version") + (f" of {prefix}*" if prefix else "")
-    rows = table(title, "version", "parent", "created (UTC)", right=("quality", "written", "total", "inherited"))
+    columns = ("version", *(["aliases"] if aliases else []), "parent", "created (UTC)")
+    rows = table(title, *columns, right=("quality", "written", "total", "inherited"))
     for info in found:
         parent = str(info.parent) if info.parent else "-"
         sizes = size(info.bytes_owned), size(info.bytes_total), _inherited(info)
-        rows.add_row(str(info.ref), parent, words.moment(info.created), words.quality(info.quality), *sizes)
+        names = [", ".join(aliases.get(info.ref, ()))] if aliases else []
+        rows.add_row(str(info.ref), *names, parent, words.moment(info.created), words.quality(info.quality), *sizes)
     console().print(rows)
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="NAME or NAME@VERSION.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@ALIAS.", show_default=False)],
     name: Name = None,
     address: Address = None,
     scheduler: Scheduler = None,
@@ -134,6 +139,7 @@ def show(
     with connected(name, address, scheduler) as repository:
         info = repository.info(model)
         graph, owners = repository.graph(info.ref), repository.owners(info.ref)
+        aliases = _aliases(repository, info.ref.name)
     layers: list[_Layer] = [
         {
             "name": layer.name,
@@ -145,9 +151,9 @@ def show(
     ]
     others = {tensor: str(owners[tensor]) for tensor in owners.keys() - {t for row in layers for t in row["tensors"]}}
     if as_json:
-        print_json({**_info_dict(info), "layers": layers, "other_tensors": others})
+        print_json({**_info_dict(info, aliases), "layers": layers, "other_tensors": others})
         return
-    _print_model(info, layers, others)
+    _print_model(info, aliases.get(info.ref, []), layers, others)
 
 
 def _nodes(found: list[Machine], here: dict[int, str]) -> Table:
@@ -196,11 +202,20 @@ def _infos(repository: Repository, prefix: str) -> list[ModelInfo]:
     return found
 
 
-def _print_model(info: ModelInfo, layers: list[_Layer], others: dict[str, str]) -> None:
+def _aliases(repository: Repository, prefix: str) -> dict[ModelRef, list[str]]:
+    """Return the aliases by version."""
+    found: dict[ModelRef, list[str]] = {}
+    for text, ref in repository.aliases(prefix).items():
+        found.setdefault(ref, []).append(text.partition("@")[2])
+    return found
+
+
+def _print_model(info: ModelInfo, aliases: list[str], layers: list[_Layer], others: dict[str, str]) -> None:
     out = console()
     out.print(str(info.ref), style="bold")
     wrote = f"{size(info.bytes_owned)} of {size(info.bytes_total)}, {_inherited(info)} inherited"
     facts = {
+        "aliases": ", ".join(aliases) or "-",
         "parent": str(info.parent) if info.parent else "-",
         "quality": words.quality(info.quality),
         "created": f"{words.moment(info.created)} UTC",
@@ -232,9 +247,10 @@ def _inherited(info: ModelInfo) -> str:
     return f"{1 - info.bytes_owned / info.bytes_total:.0%}" if info.bytes_total else "-"
 
 
-def _info_dict(info: ModelInfo) -> dict[str, Json]:
+def _info_dict(info: ModelInfo, aliases: Mapping[ModelRef, Sequence[str]]) -> dict[str, Json]:
     return {
         "ref": str(info.ref),
+        "aliases": list(aliases.get(info.ref, ())),
         "parent": str(info.parent) if info.parent else None,
         "quality": info.quality,
         "created": info.created.isoformat(),

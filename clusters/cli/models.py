@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...store.errors import ModelNotFoundError, OperationTimeoutError
-from ...store.refs import ModelRef, split_ref
+from ...store.errors import InvalidNameError, ModelNotFoundError, OperationTimeoutError, OptionError
+from ...store.refs import ModelRef, Which, split_ref, text_of
 from ..client import Address, AsJson, Name, Scheduler, connected, console, print_json, say_error
 from .options import Timeout
 
@@ -20,7 +20,9 @@ WAIT_S = 600.0
 def retire(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="NAME@VERSION, or NAME for its latest version.", show_default=False),
+        typer.Argument(
+            metavar="MODEL...", help="NAME@VERSION, NAME@ALIAS, or NAME for its latest version.", show_default=False
+        ),
     ],
     name: Name = None,
     address: Address = None,
@@ -29,8 +31,8 @@ def retire(
 ) -> None:
     """Retire one or more versions. Tensors that are shared with live descendants are kept.
 
-    If a version does not exist, an error is printed, the other versions are still retired, and the exit code is 1. If
-    an argument is not a valid reference, no version is retired.
+    If a version does not exist, or an alias names it, an error is printed, the other versions are still retired, and
+    the exit code is 1. If an argument is not a valid reference, no version is retired.
     """
     gone: list[ModelRef] = []
     missing: list[str] = []
@@ -40,7 +42,7 @@ def retire(
             for ref in _found(repository, asked, missing):
                 try:
                     repository.retire(ref)
-                except ModelNotFoundError as exc:  # somebody else was faster
+                except (ModelNotFoundError, OptionError) as exc:  # somebody else was faster, or an alias names it
                     missing.append(str(ref))
                     say_error(exc)
                     continue
@@ -68,6 +70,8 @@ def wait(
     for a version that is newer than all existing versions. After a timeout, the exit code is 1.
     """
     known, version = split_ref(model)
+    if isinstance(version, str):
+        raise InvalidNameError(f"wait: expected NAME or NAME@VERSION; found the alias {model}")
     with connected(name, address, scheduler) as repository:
         after = version - 1 if version is not None else _latest(repository, known)
         with console(stderr=True).status(f"waiting for a version of {known} above {after}"):
@@ -80,15 +84,14 @@ def wait(
         console().print(str(ref))
 
 
-def _found(repository: Repository, asked: list[tuple[str, int | None]], missing: list[str]) -> list[ModelRef]:
+def _found(repository: Repository, asked: list[tuple[str, Which]], missing: list[str]) -> list[ModelRef]:
     """Return the versions that are there, each once, before any of them goes; name the others in `missing`."""
     found: dict[ModelRef, None] = {}
-    for name, version in asked:
-        model = name if version is None else ModelRef(name, version)
+    for model in (text_of(*each) for each in asked):
         try:
             found[repository.info(model).ref] = None
         except ModelNotFoundError as exc:
-            missing.append(str(model))
+            missing.append(model)
             say_error(exc)
     return list(found)
 

@@ -150,6 +150,16 @@ class Written(msgspec.Struct, tag="written", array_like=True, frozen=True):
     refs: tuple[Ref, ...]
 
 
+class Aliased(msgspec.Struct, tag="aliased", array_like=True, frozen=True):
+    """An alias names a version from now on."""
+
+    name: str
+    alias: str
+    version: int
+    """0: the alias ends."""
+    request: Done | None
+
+
 class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
     """In a snapshot: what is known of a name besides its versions with records."""
 
@@ -164,6 +174,7 @@ class Name(msgspec.Struct, tag="name", array_like=True, frozen=True):
     """Retired ones that something derives from, if they are in no run: parent and quality."""
     runs: tuple[tuple[int, tuple[float | None, ...]], ...]
     """Runs of retired ones, each the child of the number before: the first, and the qualities."""
+    aliases: tuple[tuple[str, int], ...] = ()
 
 
 class Answers(msgspec.Struct, tag="answers", array_like=True, frozen=True):
@@ -180,7 +191,7 @@ class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
     sequence: int
 
 
-Record = Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Name | Answers | End
+Record = Began | Graph | Version | Retired | Freed | Lost | Placed | Written | Aliased | Name | Answers | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: Any = msgspec.msgpack.Decoder(cast(Any, Record))

@@ -24,6 +24,7 @@ from ..errors import (
     GraphError,
     ModelLostError,
     ModelNotFoundError,
+    OptionError,
     StorageError,
     StoreFullError,
     Unreadable,
@@ -31,7 +32,7 @@ from ..errors import (
 from ..graphs.graph import ModelGraph
 from ..graphs.index import PrefixQuery
 from ..holders import Lease, Request
-from ..refs import LAST_VERSION, ModelRef, check_name
+from ..refs import LAST_VERSION, ModelRef, Which, check_alias, check_name, text_of
 from ..requests import Requests
 from ..segments.segment import SegmentId
 from ..sizes import size
@@ -44,6 +45,7 @@ from ..versions.version import Draft, Match
 from .pins import Pins
 from .placing import keeper_of
 from .records import (
+    Aliased,
     Answers,
     Began,
     End,
@@ -75,6 +77,8 @@ RECORD_BYTES = 1536
 """What a version takes besides its record: header, counts, entries of indexes."""
 NAME_BYTES = 512
 """What a name takes."""
+ALIAS_BYTES = 256
+"""What an alias takes."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class _Name:
     """Lost versions -> their parents."""
     newest_ns: int = 0
     """When its latest version was created."""
+    aliases: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def newest(self) -> int:
@@ -116,7 +121,7 @@ class Effects:
     """What follows from records that were applied."""
 
     changed: list[str] = field(default_factory=list[str])
-    """Names of which another version is the latest now, or one is no more."""
+    """Names of which another version is the latest now, or one is no more; and aliases, as `name@alias`, that moved."""
     published: list[ModelRef] = field(default_factory=list[ModelRef])
     """New versions."""
     ended: list[ModelRef] = field(default_factory=list[ModelRef])
@@ -184,6 +189,8 @@ class CatalogState:
         self._entries: dict[ModelRef, Entry] = {}
         self._answers: OrderedDict[Request, tuple[ModelRef, int]] = OrderedDict()
         self._record_bytes = 0
+        self._aliases = 0
+        """How many there are."""
         self._restoring = False
         """Within a snapshot: versions can be found by their graphs when it ends."""
         self._past: list[tuple[ModelRef, ModelRef | None, float | None]] = []
@@ -194,7 +201,8 @@ class CatalogState:
     @property
     def bytes_metadata(self) -> int:
         """Bytes of records, names and graphs."""
-        return self._record_bytes + self.graphs.nbytes + NAME_BYTES * len(self._names)
+        names = NAME_BYTES * len(self._names) + ALIAS_BYTES * self._aliases
+        return self._record_bytes + self.graphs.nbytes + names
 
     @property
     def is_blind(self) -> bool:
@@ -242,12 +250,15 @@ class CatalogState:
             records.append(Graph(draft.graph_key, draft.architecture, query.fingerprints, query.inputs))
         records.append(record)
         needed = len(draft.body) + len(draft.metadata) + RECORD_BYTES + len(draft.architecture or b"")
-        if self.bytes_metadata + needed > self.capacity:
-            raise StoreFullError(
-                f"save of {draft.name!r}: expected at most {size(self.capacity)} of records and graphs in the catalog; "
-                f"found {size(self.bytes_metadata)} and {size(needed)} more: retire versions"
-            )
+        self._check_room(f"save of {draft.name!r}", needed)
         return records
+
+    def _check_room(self, what: str, nbytes: int) -> None:
+        if self.bytes_metadata + nbytes > self.capacity:
+            raise StoreFullError(
+                f"{what}: expected at most {size(self.capacity)} of records and graphs in the catalog; found "
+                f"{size(self.bytes_metadata)} and {size(nbytes)} more: retire versions"
+            )
 
     def refusal(self, draft: Draft, default_parent: bool, staged: Set[SegmentId]) -> tuple[str, str] | None:
         """Return why a draft cannot be committed as it is: what is missing, and a reason; None: it can.
@@ -320,18 +331,45 @@ class CatalogState:
                 return entry.header.ref, entry.header.created_ns
         return None
 
-    def decide_retire(self, request: Request, name: str, version: int | None) -> list[Record]:
+    def decide_retire(self, request: Request, name: str, which: Which) -> list[Record]:
         """Return the record that ends a version. The caller has asked `answer` before.
 
         Raises:
             ModelNotFoundError, StorageError, CorruptDataError: there is no such version, or it cannot be read now.
+            OptionError: an alias names it.
         """
         known = self._names.get(name)
+        version = self._version_of(name, which)
         if known is not None and version is not None and version in known.lost:
             ref = ModelRef(name, version)
         else:
             ref = self.resolve(name, version)
+        aliases = [alias for alias, named in known.aliases.items() if named == ref.version] if known is not None else []
+        if aliases:
+            raise OptionError(
+                f"retire of {ref}: expected a version that no alias names; found {', '.join(map(repr, aliases))}: "
+                "move or remove the alias first"
+            )
         return [Retired((ref.name, ref.version), done(request))]
+
+    def decide_alias(self, request: Request, name: str, alias: str, which: Which, ends: bool) -> list[Record]:
+        """Return the record that has an alias name a live version, or `ends` it: none where there is no such alias.
+
+        The caller has asked `answer` before.
+
+        Raises:
+            ModelNotFoundError, ModelLostError, StorageError, CorruptDataError: there is no such version.
+            InvalidNameError: the alias is malformed.
+            StoreFullError: there is no memory for another alias.
+        """
+        known = self._names.get(name)
+        before = known.aliases.get(check_alias(alias)) if known is not None else None
+        if ends:
+            return [Aliased(name, alias, 0, done(request))] if before is not None else []
+        version = self.resolve(name, which).version
+        if before is None:
+            self._check_room(f"alias {text_of(name, alias)}", ALIAS_BYTES)
+        return [Aliased(name, alias, version, done(request))]
 
     def decide_free(self) -> list[Record]:
         """Return the record that frees the tensors of retired versions that nobody needs."""
@@ -388,6 +426,8 @@ class CatalogState:
                 self._apply_written(refs)
             case Lost(refs):
                 self._apply_lost(refs)
+            case Aliased():
+                self._apply_aliased(record)
             case Began(term, _, start, floor):
                 self.term, self.floor = term, floor
                 self._restoring = True
@@ -485,10 +525,23 @@ class CatalogState:
             self.effects.changed.append(name)
             self.effects.ended.append(ref)
 
+    def _apply_aliased(self, record: Aliased) -> None:
+        aliases = self._name(record.name).aliases
+        self._aliases -= len(aliases)
+        version = record.version or aliases.pop(record.alias)
+        if record.version:
+            aliases[record.alias] = version
+        self._aliases += len(aliases)
+        if record.request is not None:
+            self._remember(Request(*record.request), ModelRef(record.name, version), 0)
+        self.effects.changed.append(text_of(record.name, record.alias))
+
     def _apply_name(self, record: Name) -> None:
         known = self._name(record.name)
         known.next_version = max(known.next_version, record.next_version)
         known.newest_ns = max(known.newest_ns, record.newest_ns)
+        known.aliases = dict(record.aliases)
+        self._aliases += len(known.aliases)
         for version, parent, quality in record.lost:
             ref = ModelRef(record.name, version)
             self.restore_lost(ref, _ref(parent))
@@ -511,6 +564,14 @@ class CatalogState:
                 self.lineage.set_quality(ref, quality)
 
     # ---- what was on the path -------------------------------------------------------------------------
+
+    def restore_aliases(self, aliases: Mapping[str, Mapping[str, int]]) -> None:
+        """Take the aliases that the path has, in place of those of a stream."""
+        for known in self._names.values():
+            known.aliases = {}
+        for name, named in aliases.items():
+            self._name(name).aliases = dict(named)
+        self._aliases = sum(map(len, aliases.values()))
 
     def restore(self, manifest: Manifest) -> None:
         """Take a version from its manifest: no stream knows it. Its segments' files are given by `restore_files`.
@@ -621,16 +682,16 @@ class CatalogState:
 
     # ---- what there is --------------------------------------------------------------------------------
 
-    def resolve(self, name: str, version: int | None) -> ModelRef:
-        """Return the live version that `name` or `name@version` means now.
+    def resolve(self, name: str, which: Which) -> ModelRef:
+        """Return the live version that `name`, `name@version` or `name@alias` means now.
 
         Raises:
-            ModelNotFoundError: never saved, or retired.
+            ModelNotFoundError: never saved, or retired, or there is no such alias.
             ModelLostError: it existed, and its bytes are lost.
             StorageError: its manifest cannot be read now. Of the latest that is so; one that is damaged is passed over.
             CorruptDataError: its manifest is damaged.
         """
-        known = self._names.get(name)
+        known, version = self._names.get(name), self._version_of(name, which)
         if version is not None:
             ref = ModelRef(name, version)
             if ref not in self._entries:
@@ -646,8 +707,41 @@ class CatalogState:
             raise _lost(ModelRef(name, max(known.lost)))
         raise ModelNotFoundError(f"expected a model named {name!r}; found no live version of it{self._near(name)}")
 
-    def entry(self, name: str, version: int | None, client: str) -> Entry:
+    def _version_of(self, name: str, which: Which) -> int | None:
+        """Return the number of a version, if it is not the latest that is meant; errors of aliases as in `resolve`."""
+        if not isinstance(which, str):
+            return which
+        known = self._names.get(name)
+        aliases = known.aliases if known is not None else {}
+        if which not in aliases:
+            found = f"its aliases are {', '.join(map(repr, sorted(aliases)[:20]))}" if aliases else "it has no alias"
+            raise ModelNotFoundError(f"expected an alias {which!r} of {name!r}; {found}")
+        return aliases[which]
+
+    def named(self, name: str, alias: str) -> ModelRef | None:
+        """Return the version that an alias names; None: there is no such alias."""
+        known = self._names.get(name)
+        version = known.aliases.get(alias) if known is not None else None
+        return ModelRef(name, version) if version is not None else None
+
+    def aliases_after(self, records: Iterable[Record]) -> dict[str, dict[str, int]]:
+        """Return all aliases as they are when records are applied."""
+        found = self.aliases()
+        for record in records:
+            if isinstance(record, Aliased):
+                named = found.setdefault(record.name, {})
+                named[record.alias] = record.version
+                found[record.name] = {alias: version for alias, version in named.items() if version}
+        return found
+
+    def aliases(self, prefix: str = "") -> dict[str, dict[str, int]]:
+        """Return the aliases of the names that begin with a prefix: name -> alias -> version."""
+        found = ((name, known.aliases) for name, known in self._names.items() if known.aliases)
+        return {name: dict(sorted(aliases.items())) for name, aliases in sorted(found) if name.startswith(prefix)}
+
+    def entry(self, name: str, which: Which, client: str) -> Entry:
         """Return the version that `client` may read: a live one, or a retired one that it has pinned; as `resolve`."""
+        version = self._version_of(name, which)
         if version is not None:
             ref = ModelRef(name, version)
             if ref in self.ending and self.pins.holds(ref, client):
@@ -720,7 +814,7 @@ class CatalogState:
 
     # ---- pins and queries -----------------------------------------------------------------------------
 
-    def pin(self, name: str, version: int | None, lease: Lease, now: float) -> Entry:
+    def pin(self, name: str, which: Which, lease: Lease, now: float) -> Entry:
         """Pin a version. A request that is repeated gets the version that the first one pinned.
 
         Raises:
@@ -730,7 +824,7 @@ class CatalogState:
         self.requests.check(lease.request)
         pinned = self.pins.of(lease)
         entry = self._known(pinned) if pinned is not None else None
-        entry = entry or self.entry(name, version, lease.client)
+        entry = entry or self.entry(name, which, lease.client)
         self.requests.open(lease.client, now)
         self.pins.add(lease, entry.header.ref)
         return entry
@@ -866,6 +960,7 @@ class CatalogState:
             tuple(ref.version for ref in self.unread if ref.name == name),
             tuple((v, _pair(parent), qualities.get(ModelRef(name, v))) for v, parent in past.items()),
             tuple((a, tuple(qualities.get(ModelRef(name, v)) for v in range(a, b))) for a, b in runs),
+            tuple(known.aliases.items()),
         )
 
     def check(self) -> None:

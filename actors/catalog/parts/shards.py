@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ....store.catalog.orders import Ended
 from ....store.catalog.reports import Answered, Place, Report, Sender
+from ....store.catalog.state import Effects
 from ....store.errors import OperationTimeoutError, ShardUnavailableError, StorageError
 from ....store.holders import Request
 from ....store.metrics import CATALOG_COMMIT
@@ -71,7 +72,7 @@ class Shards:
         """Durable saves under way."""
         self._places: dict[SegmentId, Place | None] = {}
         """Where the segments lie of commits that are being decided."""
-        context.followers.append(lambda effects: self._push(effects.published))
+        context.followers.append(self._push)
 
     @answers(KeeperCalls.present)
     async def present(self, shard: int, incarnation: int) -> Term:
@@ -203,8 +204,7 @@ class Shards:
     async def watch(self, sender: Sender, names: Sequence[str]) -> list[Located]:
         with self._lock:
             self._lines.watch(self._line(sender), names)
-            found = (self._state.newest(name) for name in names)
-            return [self._versions.located(entry, None) for ref in found if ref and (entry := self._state.live(ref))]
+            return [located for name in names if (located := self._versions.in_use(name)) is not None]
 
     @answers(KeeperCalls.files)
     async def files(self, segments: Sequence[SegmentId]) -> dict[SegmentId, File]:
@@ -241,13 +241,15 @@ class Shards:
             raise OperationTimeoutError(f"shard {sender.shard}: expected its report to be taken")
         return line
 
-    def _push(self, published: Sequence[object]) -> None:
-        """Send new versions to the shards where clients wait for them. With the lock held."""
+    def _push(self, effects: Effects) -> None:
+        """Send new versions, and those that aliases name now, to the shards where clients wait for them.
+
+        Call it with the lock held.
+        """
         self._note_places()
-        for ref in published:
-            name = getattr(ref, "name", "")
-            shards = self._lines.watchers(name)
-            newest = self._state.newest(name) if shards else None
-            entry = self._state.live(newest) if newest is not None else None
-            if entry is not None and newest == ref:
-                self._lines.push(shards, self._versions.located(entry, None))
+        published = (ref.name for ref in effects.published)
+        for asked in dict.fromkeys((*published, *(moved for moved in effects.changed if "@" in moved))):
+            shards = self._lines.watchers(asked)
+            located = self._versions.in_use(asked) if shards else None
+            if located is not None:
+                self._lines.push(shards, located)

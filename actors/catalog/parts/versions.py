@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from ....store.catalog.state import Entry
 from ....store.errors import ModelLostError, StorageError, TensorVineError
 from ....store.graphs.index import PrefixQuery
 from ....store.holders import Lease, Request
-from ....store.refs import ModelRef
+from ....store.refs import ModelRef, Which, text_of
 from ....store.segments.segment import SegmentId
 from ....store.versions.manifest import Header, HeaderRow
 from ....store.waiting import Deadline
@@ -41,11 +42,13 @@ class Versions:
         self._lock = context.lock
         self._placement = placement
         self._writer = writer
+        self._aliasing = asyncio.Lock()
+        """Aliases move one after the other: the path is written first."""
 
     # ---- reading --------------------------------------------------------------------------------------
 
     @answers(ClientCalls.locate)
-    async def locate(self, client: str, name: str, version: int | None, known: ModelRef | None) -> Located:
+    async def locate(self, client: str, name: str, version: Which, known: ModelRef | None) -> Located:
         deadline = Deadline.after(BRING_S)
         while True:
             with self._lock:
@@ -54,7 +57,7 @@ class Versions:
                 entry = self._state.entry(name, version, client)
                 segments = self._state.holds_of(entry)
                 if not self._placement.bringing or self._placement.bringing.isdisjoint(segments):
-                    return self.located(entry, known, segments)
+                    return self.located(entry, known, segments, version)
             await self._brought(entry.header.ref, segments, deadline)
 
     async def _brought(self, ref: ModelRef, segments: Mapping[SegmentId, object], deadline: Deadline) -> None:
@@ -65,13 +68,25 @@ class Versions:
             raise StorageError(f"{ref}: expected a shard to read its files on the path; it has not done so yet")
 
     def located(
-        self, entry: Entry, known: ModelRef | None, segments: Mapping[SegmentId, object] | None = None
+        self,
+        entry: Entry,
+        known: ModelRef | None,
+        segments: Mapping[SegmentId, object] | None = None,
+        which: Which = None,
     ) -> Located:
         """Return a version's table, unless it is `known`, and where its segments are. Call it with the lock held."""
         ref = entry.header.ref
         segments = segments if segments is not None else self._state.holds_of(entry)
         body = self._state.body_of(entry) if ref != known else None
-        return Located(entry.header, body, self._places(segments), self._context.page.value_of(ref.name))
+        asked = text_of(ref.name, which if isinstance(which, str) else None)
+        return Located(entry.header, body, self._places(segments), self._context.page.value_of(asked), asked)
+
+    def in_use(self, asked: str) -> Located | None:
+        """Return the latest version of a name, or the one of `name@alias`; None: there is none. With the lock held."""
+        name, _, alias = asked.partition("@")
+        ref = self._state.named(name, alias) if alias else self._state.newest(name)
+        entry = self._state.live(ref) if ref is not None else None
+        return self.located(entry, None, which=alias or None) if entry is not None else None
 
     def _places(self, segments: Mapping[SegmentId, object]) -> dict[SegmentId, Location]:
         """Return where segments are, of those that are somewhere."""
@@ -79,7 +94,7 @@ class Versions:
         return {segment: _place(known) for segment, known in found if known is not None and _is_somewhere(known)}
 
     @answers(ClientCalls.header)
-    async def header(self, client: str, name: str, version: int | None) -> Header:
+    async def header(self, client: str, name: str, version: Which) -> Header:
         with self._lock:
             self._context.lease.check()
             return self._state.entry(name, version, client).header
@@ -206,7 +221,7 @@ class Versions:
     # ---- ending ---------------------------------------------------------------------------------------
 
     @answers(ClientCalls.retire)
-    async def retire(self, request: Request, name: str, version: int | None) -> ModelRef:
+    async def retire(self, request: Request, name: str, version: Which) -> ModelRef:
         with self._lock:
             self._context.lease.check()
             answered = self._state.answer(request)
@@ -225,7 +240,33 @@ class Versions:
         self._placement.settle()
         return answered[0] if answered is not None else self._state.resolve(name, version)
 
-    def _first_buried(self, name: str, version: int | None) -> Entry | None:
+    @answers(ClientCalls.alias)
+    async def alias(self, request: Request, name: str, alias: str, version: Which, ends: bool) -> ModelRef | None:
+        async with self._aliasing:
+            with self._lock:
+                self._context.lease.check()
+                answered = self._state.answer(request)
+                if answered is not None:
+                    return answered[0]
+                self._state.requests.check(request)
+                records = self._state.decide_alias(request, name, alias, version, ends)
+                aliases = self._state.aliases_after(records)
+            if not records:
+                return None
+            if self._writer is not None:
+                await self._writer.write_aliases(aliases)
+            with self._lock:
+                self._context.decide(lambda: records)
+                answered = self._state.answer(request)
+        return answered[0] if answered is not None else None
+
+    @answers(ClientCalls.aliases)
+    async def aliases(self, prefix: str) -> dict[str, dict[str, int]]:
+        with self._lock:
+            self._context.lease.check()
+            return self._state.aliases(prefix)
+
+    def _first_buried(self, name: str, version: Which) -> Entry | None:
         """Return the version that is to be retired, if its manifest must say so first: the journal is not on the path.
 
         Call it with the lock held.

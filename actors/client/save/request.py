@@ -19,7 +19,7 @@ from ....store.arrays import as_bytes, as_numpy, dtype_name
 from ....store.bounds import jsontext
 from ....store.errors import CorruptDataError, GraphError, OptionError, TensorMismatchError
 from ....store.graphs.graph import ModelGraph
-from ....store.refs import Model, ModelRef, check_name, split_ref
+from ....store.refs import Model, ModelRef, Which, check_name, split_ref
 from ....store.sizes import size
 from ....store.versions.manifest import TensorEntry
 from ....store.waiting import Deadline
@@ -60,8 +60,8 @@ class SaveRequest:
     name: str
     arrays: Mapping[str, np.ndarray]
     graph: ModelGraph | None
-    parent: tuple[str, int | None] | None
-    """Name and version; None: the latest version of `name`, if there is one."""
+    parent: tuple[str, Which] | None
+    """None: the latest version of `name`, if there is one."""
     inherit: Inherit
     quality: float | None
     metadata: str

@@ -214,7 +214,7 @@ class Saver:
         if begun.header is None:
             return Parent(pinned=True, has_graph=begun.has_graph)
         header = begun.header
-        self._catalog.meet(header, begun.body, version is None)
+        self._catalog.meet(header, begun.body, version)
         if begun.lease is not None:
             self._session.pins.hold(begun.lease, header.ref)
         table = self._catalog.table(header.ref, begun.body)

@@ -132,11 +132,12 @@ class Watching:
         self._ticker.soon()
 
     async def newer(self, name: str, after: int, deadline: Deadline) -> Located | None:
-        """Wait for a version of `name` above `after`; None: there is none in time."""
+        """Wait for a version of `name` above `after`, or of `name@alias` other than that; None: none in time."""
 
         def look() -> Located | None:
             _, newest = self._newest.get(name, (0, None))
-            return newest if newest is not None and newest.header.ref.version > after else None
+            version = newest.header.ref.version if newest is not None else 0
+            return newest if version > after or ("@" in name and version != after) else None
 
         with self._lock:
             self._waiting[name] += 1
@@ -154,7 +155,7 @@ class Watching:
     def heard(self, term: int, news: Sequence[Located]) -> None:
         """Take what a term of the catalog says, unless later news came before. Call it with the lock held."""
         for located in news:
-            name = located.header.ref.name
+            name = located.asked
             said, known = self._newest.get(name, (0, None))
             if name in self._watched and (known is None or (term, located.counter) >= (said, known.counter)):
                 self._newest[name] = term, located
@@ -179,7 +180,7 @@ class Watching:
             self._told = (0, frozenset())
             return
         found = self._catalog.call(CatalogCalls.watch(sender, names), ANSWER_S)
-        there = {located.header.ref.name for located in found}
+        there = {located.asked for located in found}
         with self._lock:
             for name in names:
                 if name not in there and self._newest.get(name) is before.get(name):
