@@ -143,6 +143,8 @@ class ShardState(SegmentTable):
         self._news = _News()
         self._reporting: _News | None = None
         """What the report on its way says."""
+        self._given: dict[SegmentId, File] = {}
+        """Files in that report of segments that another shard keeps since: the catalog may have taken them."""
         self._copies: dict[Request, dict[SegmentId, None]] = {}
         """Copies that other shards sent for saves whose commits were not heard of."""
 
@@ -163,6 +165,7 @@ class ShardState(SegmentTable):
         self.term, self.token = term, token
         self._applied = self._reported = 0
         unheard, self._reporting = self._reporting, None
+        self._given.clear()  # if no journal has them, they are found as files without a segment
         for segment_id, slots in unheard.lost.items() if unheard is not None else ():
             self.note_lost(segment_id, slots)  # all else the first report says again
 
@@ -237,7 +240,11 @@ class ShardState(SegmentTable):
 
     def _yield(self, segment_id: SegmentId) -> None:
         self.known_files.pop(segment_id, None)
-        self.refuse(segment_id)
+        reported = self._reporting.stored.get(segment_id) if self._reporting is not None else None
+        if reported is not None and self._offered.get(segment_id) == reported:
+            self._given[segment_id] = self._offered.pop(segment_id)
+        else:
+            self.refuse(segment_id)
         segment = self.segment(segment_id)
         if segment is None:
             return
@@ -405,6 +412,10 @@ class ShardState(SegmentTable):
         self._reporting = None
         offered = self.offered()
         for segment_id, file in report.stored.items():
+            if self._given.get(segment_id) == file:
+                del self._given[segment_id]
+                self.dead_files += [file.name] if segment_id in answer.refused else []
+                continue
             if offered.get(segment_id) != file:  # it was inspected, or another one was written since
                 segment = self.segment(segment_id)
                 if segment_id in answer.refused and segment is not None and segment.file == file:

@@ -89,6 +89,8 @@ class Tiers:
                 if segment is None or not due or (segment.is_safe and not segment.wants_rewriting):
                     return
                 before, live = segment.file, frozenset(segment.live)
+                if segment.save is not None:  # the version to be does not name the others
+                    live &= {label.slot for label in segment.labels}
                 name = self._writing[segment_id] = file_name(segment_id, self._state.next_generation(segment))
                 missing = live - before.slots if before is not None else live
                 tensors = self._sources(segment, missing, plain)

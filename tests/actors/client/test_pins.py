@@ -19,6 +19,7 @@ from tensorvine.store.refs import ModelRef
 
 from tests.support.catalog_room import CatalogRoom, catalog_room
 from tests.support.room_client import Wire, clients
+from tests.support.shard_room import disk_at
 from tests.support.waiting import eventually
 
 GRAPH = ModelGraph([Layer("in", {"class": "In"}), Layer("dense", {"units": 1}, ["in"], ["w"])])
@@ -215,6 +216,16 @@ class TestNumbers:
         repo._session._renew()
         repo.retire(ref)
         eventually(lambda: stored(repo) == before, "what no open request has is free")
+
+    def test_a_durable_save_may_inherit_some_of_what_was_copied_to_the_shard(self, tmp_path: Path) -> None:
+        disk = disk_at(tmp_path / "path")
+        with catalog_room(tmp_path / "durable", 1, disk) as room, clients(room) as (client,):
+            tensors = {"a": np.arange(20_000), "b": np.ones(30_000)}
+            client.save_async("m", tensors, durability="disk").committed(60.0)
+            eventually(lambda: client._saves.saver.reserved._waiting is not None, "memory waits for the next save")
+            saved = client.save_async("m", tensors | {"b": np.zeros(30_000)}, durability="disk").committed(60.0)
+            assert (saved.bytes_written, saved.bytes_inherited) == (240_000, 160_000)
+            assert client.verify() == []
 
     def test_a_retirement_that_is_repeated_gets_the_first_answer(self, repo: Repository, wire: Wire) -> None:
         repo.save("m", LARGE, graph=GRAPH)
