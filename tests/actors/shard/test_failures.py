@@ -502,5 +502,7 @@ def test_a_client_of_a_repository_that_was_stopped_says_so_once(
         def levels() -> list[str]:
             return [record.levelname for record in caplog.records if "session renewal failed" in record.getMessage()]
 
-        eventually(lambda: levels()[-2:] == ["DEBUG", "DEBUG"], "it goes on asking")
-        assert levels()[0] == "WARNING"
+        before = len(levels())  # a busy machine may be late to renew, too, and warn of that
+        eventually(lambda: len(levels()) > before + 2, "it goes on asking")
+        assert "WARNING" in levels()
+        assert levels()[before:].count("WARNING") <= 1
